@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times schedulers' kernels with parameters forced by hand: ``python -m benchmarks.tune norms``.
+
+For the authors of heuristics. Every candidate is compiled, checked against float64, and timed beside the others of its
+shape; the table is sorted by rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from benchmarks.harness import relative_error
+from benchmarks.operations import NORMS, POINTWISE, REDUCTIONS, SHAPES, Operation
+from benchmarks.timing import L2Flush, measure_copy_gbps, measure_gpu
+from fusedsl.dispatch import layout_of
+from fusedsl.frontend.trace import trace
+from fusedsl.host_scalars import compile_host
+from fusedsl.numba_cuda.compile import compile_kernel
+from fusedsl.numba_cuda.device import properties
+from fusedsl.numba_cuda.launch import load
+from fusedsl.options import Options
+from fusedsl.schedulers import inner_persistent, pointwise, reduction
+from fusedsl.schedulers.base import IntArgument, KernelPlan, Layout, Problem, ScalarArgument, TensorArgument
+from fusedsl.schedulers.columns import ColumnParams
+from fusedsl.schedulers.pointwise import PointwiseParams
+from fusedsl.schedulers.rows import RowParams
+
+
+def make_problem(operation: Operation, arguments: tuple[Tensor, ...], result: Tensor) -> Problem:
+    """The scheduling problem of an operation as one segment."""
+    bound = inspect.signature(operation.function).bind(*arguments)
+    graph = trace(operation.function, bound.arguments, Options()).graph
+    layouts: dict[int, Layout] = dict(zip(graph.inputs, map(layout_of, arguments), strict=True))
+    layouts[graph.outputs[0]] = layout_of(result)
+    return Problem(graph, layouts, properties(0))
+
+
+def make_call(plan: KernelPlan, problem: Problem, arguments: tuple[Tensor, ...], result: Tensor) -> Callable[[], None]:
+    """A function that launches a plan on the current stream."""
+    graph = problem.graph
+    tensors = {**dict(zip(graph.inputs, arguments, strict=True)), graph.outputs[0]: result}
+    buffers = [torch.zeros(w.numel, dtype=w.dtype, device="cuda") for w in plan.workspaces]
+    launches = []
+    for launch in plan.launches:
+        kernel = compile_kernel(launch.source, problem.device.arch)
+        values: list[Any] = []
+        for argument in launch.arguments:
+            if isinstance(argument, TensorArgument):
+                values.append(tensors[argument.node].data_ptr())
+            elif isinstance(argument, IntArgument):
+                values.append(argument.value)
+            elif isinstance(argument, ScalarArgument):
+                values.append(compile_host(graph, [(argument.node, argument.kind)], problem.sizes())(())[0])
+            else:
+                values.append(buffers[argument.index].data_ptr())
+        launches.append((load(kernel, launch.source.signature, 0).bind(launch.geometry), tuple(values), kernel))
+
+    def call() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for launcher, values, _ in launches:
+            launcher(stream, values)
+
+    call.kernels = [kernel for _, _, kernel in launches]  # type: ignore[attr-defined]
+    return call
+
+
+def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
+    """Thread counts, rows a block and prefetch choices around a heuristic's choice."""
+    chunks = columns // base.vector
+    for threads in (32, 64, 128, 256, 512, 1024):
+        batch = -(-chunks // threads)
+        if threads > chunks or batch * base.vector > 64:
+            continue
+        for rows, prefetch, blocks in itertools.product((1, 2, 4), (True, False), (None,)):
+            if threads * rows > 512 and rows > 1 or rows > 1 and threads > 128:
+                continue
+            exact = threads * batch == chunks
+            yield RowParams(threads, rows, base.vector, batch, True, exact, prefetch, 1, blocks)
+
+
+def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
+    """Block sizes and batches."""
+    for threads, batch in itertools.product((128, 256, 512), (1, 2, 4)):
+        if base.lines == 1 and base.threads == 256:
+            yield attrs.evolve(base, threads=threads, batch=batch)
+        elif threads * base.lines <= 1024:
+            yield attrs.evolve(base, threads=min(threads, base.threads), lines=1, batch=batch)
+            yield attrs.evolve(base, threads=min(threads, base.threads), lines=1, batch=batch * 4)
+
+
+def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
+    """Block shapes and splits."""
+    for threads, lines, batch in itertools.product((16, 32, 64), (4, 8, 16), (1, 2, 4, 8)):
+        for factor in (0.5, 1, 2):
+            yield attrs.evolve(base, threads=threads, lines=lines, batch=batch, split=max(int(base.split * factor), 1))
+
+
+def candidates(name: str, columns: int, base: Any) -> list[Any]:
+    """The parameters to try, the heuristic's own first."""
+    if isinstance(base, ColumnParams):
+        found = list(column_candidates(base))
+    elif isinstance(base, PointwiseParams):
+        found = list(pointwise_candidates(base))
+    elif base.resident:
+        found = list(row_candidates(columns, base))
+    else:
+        found = [
+            attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1)) for t in (32, 64, 128, 256, 512) for b in (1, 2, 4) for r in (128,)
+        ]
+    return list(dict.fromkeys([base, *found]))
+
+
+def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: int) -> list[dict[str, Any]]:
+    """Time every candidate of one operation at one shape."""
+    arguments = operation.make_arguments(shape, torch.bfloat16, "cuda")
+    truth = operation.function(*(a.double() for a in arguments))
+    result = torch.empty_like(truth, dtype=torch.bfloat16)
+    problem = make_problem(operation, arguments, result)
+    base = scheduler.compute_heuristics(problem)
+    calls, rows = {}, []
+    for params in candidates(operation.name, shape[1], base):
+        try:
+            call = make_call(scheduler.schedule(problem, params), problem, arguments, result)
+            result.fill_(float("nan"))
+            call()
+            error = relative_error(result, truth)
+        except Exception as failure:  # a candidate that does not run is part of the table
+            print(params, f"{type(failure).__name__}: {str(failure)[:300]}")
+            continue
+        kernel = call.kernels[0]  # type: ignore[attr-defined]
+        calls[str(params)] = call
+        rows.append(
+            {"params": str(params), "error": error, "registers": kernel.registers, "spill": kernel.spill_bytes, "base": params == base}
+        )
+    timings = measure_gpu(calls, L2Flush(), repeats)
+    traffic = operation.traffic_bytes(shape, torch.bfloat16)
+    for row in rows:
+        row["gbps"] = round(traffic / timings[row["params"]].median_us / 1e3)
+    return sorted(rows, key=lambda row: -row["gbps"])
+
+
+def main() -> None:
+    """Tune a suite and print the best candidates of every shape."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("suite", choices=("norms", "pointwise", "reductions", "all"))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--show", type=int, default=6)
+    parser.add_argument("--shapes", type=int, default=6)
+    parser.add_argument("--out", default="")
+    options = parser.parse_args()
+    suites = {
+        "norms": [(op, inner_persistent) for op in NORMS],
+        "pointwise": [(op, pointwise) for op in POINTWISE],
+        "reductions": [(op, reduction) for op in REDUCTIONS],
+    }
+    chosen = list(itertools.chain(*suites.values())) if options.suite == "all" else suites[options.suite]
+    print("copy", round(measure_copy_gbps(L2Flush())), "GB/s")
+    results = {}
+    for (operation, scheduler), shape in itertools.product(chosen, SHAPES[: options.shapes]):
+        rows = run(operation, scheduler, shape, options.repeats)
+        results[f"{operation.name} {shape[0]}x{shape[1]}"] = rows
+        print(f"\n{operation.name} {shape[0]}x{shape[1]}")
+        for row in [*rows[: options.show], *[r for r in rows[options.show :] if r["base"]]]:
+            print(f"  {row['gbps']:5d} err {row['error']:.1e} regs {row['registers']:3d} spill {row['spill']} {'*' if row['base'] else ' '} {row['params']}", flush=True)
+        torch.cuda.empty_cache()
+    if options.out:
+        pathlib.Path(options.out).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The domain map: which dims of which values are the same loop.
+
+Dims linked by elementwise producer-consumer edges form one class (union-find). Dims of extent 1 belong to no class: they
+cost nothing and broadcast against anything. A reduction links its kept dims; the reduced dims stay classes of its input.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+
+from fusedsl.graph.graph import Graph, Node
+from fusedsl.graph.ops import OPS, Kind
+from fusedsl.graph.types import Extent
+
+
+@attrs.frozen
+class DomainMap:
+    """Classes of dims of a graph.
+
+    Attributes:
+        dims: per node, per dim, the class or None for an extent of 1; empty for host scalars.
+        extents: the extent of each class.
+    """
+
+    dims: tuple[tuple[int | None, ...], ...]
+    extents: tuple[Extent, ...]
+
+    def classes(self, node_id: int) -> tuple[int, ...]:
+        """The classes a value varies over, in its dim order."""
+        return tuple(c for c in self.dims[node_id] if c is not None)
+
+    def self_mapped(self, node_id: int) -> bool:
+        """True if two dims of the value are the same loop (``x + x.T``)."""
+        found = self.classes(node_id)
+        return len(set(found)) != len(found)
+
+
+def kept_dims(node: Node, rank: int) -> tuple[int, ...]:
+    """The source dims that a reduction keeps, in order."""
+    reduced = node.attribute("dims")
+    return tuple(d for d in range(rank) if d not in reduced)
+
+
+class _Classes:
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.extent: list[Extent] = []
+
+    def new(self, extent: Extent) -> int:
+        self.parent.append(len(self.parent))
+        self.extent.append(extent)
+        return len(self.parent) - 1
+
+    def find(self, i: int) -> int:
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
+        return i
+
+    def join(self, a: int | None, b: int | None) -> None:
+        if a is None or b is None:
+            return
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parent[max(a, b)] = min(a, b)
+
+
+@functools.lru_cache(maxsize=256)
+def domain_map(graph: Graph) -> DomainMap:
+    """Union-find over (node, dim). Opaque results and factories start classes of their own."""
+    classes = _Classes()
+    dims: list[tuple[int | None, ...]] = []
+
+    def fresh(node: Node) -> tuple[int | None, ...]:
+        return tuple(None if e == 1 else classes.new(e) for e in node.tensor.shape)
+
+    for node in graph.nodes:
+        if not node.is_tensor:
+            dims.append(())
+            continue
+        mine = fresh(node)
+        dims.append(mine)
+        kind = OPS[node.op].kind
+        if kind in (Kind.POINTWISE, Kind.CAST):
+            for source in node.inputs:
+                for a, b in zip(dims[source], mine, strict=True) if graph[source].is_tensor else ():
+                    classes.join(a, b)
+        elif kind is Kind.REINDEX:
+            source_dims = dims[node.inputs[0]]
+            for mine_dim, source_dim in zip(mine, node.attribute("dims"), strict=True):
+                if source_dim is not None:
+                    classes.join(source_dims[source_dim], mine_dim)
+        elif kind is Kind.REDUCTION:
+            source = graph[node.inputs[0]]
+            for mine_dim, source_dim in zip(mine, kept_dims(node, source.tensor.rank), strict=True):
+                classes.join(dims[source.id][source_dim], mine_dim)
+    roots = sorted({classes.find(c) for found in dims for c in found if c is not None})
+    index = {root: i for i, root in enumerate(roots)}
+    return DomainMap(
+        tuple(tuple(None if c is None else index[classes.find(c)] for c in found) for found in dims),
+        tuple(classes.extent[root] for root in roots),
+    )

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a call: binding them to parameters, the key of a call, and what is wrong with one that has no key.
+
+The key of a call holds all that a planned program assumes of its arguments: per tensor dtype, sizes, strides, device,
+alignment and whether it requires grad; the value of static arguments; only the kind of numbers. Lists, tuples and
+dicts are looked into. Of any other object only the type is held: what the trace read of it is guarded by the trace.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedsl.graph.span import FuseError
+from fusedsl.graph.types import dtype_name
+
+#: Address modulo 16 -> alignment in bytes, at most 16.
+ALIGNMENT = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)
+
+#: dtypes a tensor argument may have.
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+#: Types that are wholly described by (type, value): a change of value is another call.
+STATIC_TYPES = frozenset(
+    {
+        bool,
+        str,
+        bytes,
+        type(None),
+        type(Ellipsis),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        type,
+        range,
+    }
+)
+
+_ALLOWED = (
+    "a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype, a number, bool, str, None, dtype, "
+    "or a tuple, list or dict of these"
+)
+
+
+class ArgumentError(FuseError, TypeError):
+    """An argument that fusedsl cannot take: its name, what it is, and what is allowed."""
+
+
+class GradientError(FuseError):
+    """An argument requires grad while gradients are being recorded; fusedsl has none yet."""
+
+
+class NoKey(Exception):
+    """A call that the fast path cannot describe; :func:`check_arguments` tells why."""
+
+
+def make_binder(
+    fn: Callable[..., Any], signature: inspect.Signature
+) -> tuple[tuple[str, ...], Callable[..., tuple[Any, ...]]]:
+    """The parameter names of ``fn`` and a function of the same signature that returns its arguments as a tuple.
+
+    Python itself does the binding, so a wrong call raises the very TypeError that ``fn`` would. ``*args`` arrive as one
+    tuple, ``**kwargs`` as one dict.
+    """
+    parameters = signature.parameters
+    spelled: list[str] = []
+    positional_only = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY]
+    starred = False
+    defaults: dict[str, Any] = {}
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            spelled.append(f"*{parameter.name}")
+            starred = True
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            spelled.append(f"**{parameter.name}")
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            spelled.append("*")
+            starred = True
+        text = parameter.name
+        if parameter.default is not parameter.empty:
+            slot = f"_default_{len(defaults)}_"
+            defaults[slot] = parameter.default
+            text += f"={slot}"
+        spelled.append(text)
+        if positional_only and parameter.name == positional_only[-1]:
+            spelled.append("/")
+    names = tuple(parameters)
+    returned = ", ".join(names) + ("," if names else "")
+    namespace: dict[str, Any] = dict(defaults)
+    exec(f"def bind({', '.join(spelled)}):\n    return ({returned})", namespace)
+    bind = namespace["bind"]
+    bind.__name__ = fn.__name__
+    bind.__qualname__ = fn.__qualname__
+    return names, bind
+
+
+def call_key(
+    values: tuple[Any, ...],
+    _alignment: tuple[int, ...] = ALIGNMENT,
+    _grad_enabled: Callable[[], bool] = torch.is_grad_enabled,
+    _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype,
+) -> tuple[Any, ...]:
+    """The exact key of a call.
+
+    Raises:
+        NoKey, RuntimeError: some tensor is not one that kernels can read as it is.
+    """
+    key: list[Any] = [_default_dtype()]
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            grad = value.requires_grad
+            if (grad and _grad_enabled()) or value.is_neg():
+                raise NoKey
+            device = value.get_device()
+            key += (
+                value.dtype,
+                value.shape,
+                value.stride(),
+                device if device >= 0 else value.device.type,
+                _alignment[value.data_ptr() & 15],
+                grad,
+            )
+        elif kind is float or kind is int:
+            key.append(kind)
+        else:
+            key.append(_static_key(value, kind))
+    return tuple(key)
+
+
+def _static_key(value: Any, kind: type) -> tuple[Any, ...]:
+    if kind in STATIC_TYPES:
+        return (kind, value)
+    if isinstance(value, (tuple, list)):
+        return (kind, call_key(tuple(value)))
+    if isinstance(value, dict):
+        return (kind, tuple(value), call_key(tuple(value.values())))
+    if kind is slice:
+        return (kind, call_key((value.start, value.stop, value.step)))
+    if isinstance(value, Tensor):
+        raise NoKey
+    if isinstance(value, enum.Enum):
+        return (kind, value)
+    return (kind,)
+
+
+def trace_key(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a trace assumes of a call that its guards do not check.
+
+    That is dtype, rank, device and which extents are 0 or 1 of tensors, and types and values of static arguments.
+    """
+    key: list[Any] = [torch.get_default_dtype()]
+    for value in values:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            extents = tuple(size if size < 2 else -1 for size in value.shape)
+            key.append((value.dtype, extents, value.device, value.requires_grad))
+        elif isinstance(value, (tuple, list)):
+            key.append((kind, trace_key(tuple(value))))
+        elif isinstance(value, dict):
+            key.append((kind, tuple(value), trace_key(tuple(value.values()))))
+        elif kind in STATIC_TYPES or isinstance(value, enum.Enum):
+            key.append((kind, value))
+        else:
+            key.append(kind)
+    return tuple(key)
+
+
+def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Everything in an argument that is not a tuple, list or dict, with its spelling: ``("xs[0]", ...)``."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from walk(f"{name}[{key!r}]", item)
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from walk(f"{name}[{index}]", item)
+    else:
+        yield name, value
+
+
+def describe(value: Any) -> str:
+    """Type, device, dtype and shape of a value, for a message."""
+    if not isinstance(value, Tensor):
+        shape = getattr(value, "shape", None)
+        dtype = getattr(value, "dtype", None)
+        extra = "" if shape is None or dtype is None else f" of dtype {dtype} and shape {tuple(shape)}"
+        text = repr(value) if isinstance(value, (int, float, complex, str, type(None))) else ""
+        return f"{type(value).__module__}.{type(value).__qualname__}{extra}{' ' + text if text else ''}"
+    kind = "torch.Tensor" if type(value) is Tensor else f"{type(value).__module__}.{type(value).__qualname__}"
+    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    return f"{layout}{kind} on {value.device} of dtype {dtype_name(value.dtype)} and shape {tuple(value.shape)}"
+
+
+def check_tensor(function: str, name: str, value: Tensor, *, allow_meta: bool) -> None:
+    """Refuse a tensor that kernels cannot read.
+
+    Args:
+        function: the fused function, for the message.
+        name: how the tensor is reached: ``"x"``, ``"xs[0]"``, ``"self.weight"``.
+        value: the tensor.
+        allow_meta: whether it may have no data (looking inside needs none).
+
+    Raises:
+        ArgumentError: subclass, functorch tensor, layout, device or dtype.
+        GradientError: it requires grad and gradients are being recorded.
+    """
+    hint = _tensor_hint(value, allow_meta)
+    if hint is not None:
+        raise ArgumentError(
+            f"argument {name!r} of {function} is a {describe(value)}",
+            expected="a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype",
+            hint=hint,
+        )
+    if value.requires_grad and torch.is_grad_enabled():
+        raise GradientError(
+            f"argument {name!r} of {function} requires grad ({describe(value)}), and fusedsl computes no gradients yet",
+            expected="inputs that need no gradient, or a call under torch.no_grad()",
+            hint=f"with torch.no_grad(), {name}.detach(), or {function}.reference(...), which is plain PyTorch",
+        )
+
+
+def _tensor_hint(value: Tensor, allow_meta: bool) -> str | None:
+    """What to do about a tensor that cannot be taken; None if it can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return "call the fused function outside torch.func transforms (grad, vmap, jvp), or its .reference inside them"
+    if type(value) is not Tensor and type(value) is not Parameter:
+        return "tensor.as_subclass(torch.Tensor), if the subclass only labels a dense tensor"
+    if value.layout is not torch.strided or value.is_nested:
+        return "tensor.to_dense()"
+    if value.dtype not in DTYPES:
+        if value.dtype.is_complex:
+            return "torch.view_as_real(tensor), which has a last dim of size 2"
+        return f"tensor.to(torch.float32): {dtype_name(value.dtype)} is not supported"
+    if value.device.type == "meta":
+        return None if allow_meta else "explain, graph, source and compile, which take meta tensors; a call needs data"
+    if value.device.type not in ("cpu", "cuda"):
+        return "a CUDA device, or the CPU, where kernels are interpreted"
+    return None
+
+
+def check_arguments(
+    function: str, names: tuple[str, ...], values: tuple[Any, ...], *, allow_meta: bool = False
+) -> tuple[Any, ...]:
+    """Refuse arguments that fusedsl cannot take; return the arguments with negative bits resolved.
+
+    Raises:
+        ArgumentError: a wrong type, layout, dtype or device, or tensors on two devices.
+        GradientError: a tensor requires grad and gradients are being recorded.
+    """
+    tensors: list[tuple[str, Tensor]] = []
+    for name, value in zip(names, values, strict=True):
+        for spelled, leaf in walk(name, value):
+            if isinstance(leaf, Tensor):
+                check_tensor(function, spelled, leaf, allow_meta=allow_meta)
+                tensors.append((spelled, leaf))
+            else:
+                _check_other(function, spelled, leaf)
+    check_devices(function, tensors)
+    return tuple(_resolve(value) for value in values)
+
+
+def _check_other(function: str, name: str, value: Any) -> None:
+    hint = None
+    if isinstance(value, complex):
+        hint = "two real arguments"
+    elif type(value).__module__ == "numpy":
+        is_array = getattr(value, "ndim", 0) > 0
+        hint = "torch.from_numpy(array)" if is_array else None if isinstance(value, float) else "float(number)"
+    elif hasattr(value, "__cuda_array_interface__"):
+        hint = "torch.as_tensor(array, device='cuda')"
+    if hint is not None:
+        raise ArgumentError(f"argument {name!r} of {function} is a {describe(value)}", expected=_ALLOWED, hint=hint)
+
+
+def check_devices(function: str, tensors: list[tuple[str, Tensor]]) -> None:
+    """Refuse tensors of two devices.
+
+    Raises:
+        ArgumentError: names the first two arguments that differ, and their devices.
+    """
+    for name, tensor in tensors[1:]:
+        first_name, first = tensors[0]
+        if tensor.device != first.device:
+            raise ArgumentError(
+                f"arguments of {function} are on different devices: {first_name!r} is a {describe(first)}, "
+                f"{name!r} is a {describe(tensor)}",
+                expected="all tensors on one device",
+                hint=f"{name}.to({str(first.device)!r})" if tensor.dim() else f"{name}.item(), as a number",
+            )
+
+
+def _resolve(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.resolve_neg()
+    if type(value) in (tuple, list):
+        return type(value)(_resolve(item) for item in value)
+    if type(value) is dict:
+        return {key: _resolve(item) for key, item in value.items()}
+    return value
+
+
+def is_fake(values: tuple[Any, ...]) -> bool:
+    """Whether a tensor argument is a FakeTensor or another that stands for data while some other tool is tracing."""
+    return any(
+        isinstance(leaf, Tensor) and type(leaf).__module__.startswith("torch._subclasses")
+        for value in values
+        for _, leaf in walk("", value)
+    )

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of a call to what runs it: exact calls first, then traces whose guards hold, then a new trace.
+
+Level 1 maps the exact key of a call (:func:`fusedsl.arguments.call_key`) to calls that are ready to run. Level 2 holds
+the traces, by what they assume of their arguments, and under each trace the programs planned for it, by layout. A new
+batch size misses level 1 and finds its trace in level 2: it is planned again, and compiles nothing. A miss in both
+traces again and logs why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from fusedsl.arguments import (
+    ALIGNMENT,
+    NoKey,
+    call_key,
+    check_arguments,
+    check_devices,
+    check_tensor,
+    describe,
+    make_binder,
+    trace_key,
+)
+from fusedsl.config import config, logger
+from fusedsl.executor import Run, bind_program, build_tree, picker
+from fusedsl.frontend.guards import compile_accessors, compile_guards, explain_failure, is_volatile
+from fusedsl.frontend.records import AccessPath, Guard, Trace
+from fusedsl.frontend.trace import trace as trace_function
+from fusedsl.numba_cuda.device import DeviceProperties, properties, resolve
+from fusedsl.options import Options
+from fusedsl.pipeline import Program, build_program
+from fusedsl.schedulers.base import Layout
+from fusedsl.stats import COUNTERS
+
+#: What a ready call returns when its guards do not hold.
+MISS = object()
+
+#: Runs a call: the bound arguments in, the function's result (or MISS) out.
+Call = Callable[[tuple[Any, ...]], Any]
+
+#: How many ready calls one exact key may have (they differ in guarded values, such as an int the structure depends on).
+_MAX_ALTERNATIVES = 8
+
+
+@attrs.define(eq=False)
+class TraceEntry:
+    """A trace with its guards and accessors compiled.
+
+    Attributes:
+        trace: the trace.
+        holds: whether the guards hold for arguments by name.
+        fetch: the tensors and scalars of a call, from arguments by name.
+        assumed: what the trace assumes of its tensors (captured ones are in no key).
+        programs: runnable programs by the layouts of the tensors, least recently used first.
+    """
+
+    trace: Trace
+    holds: Callable[[Mapping[str, Any]], bool]
+    fetch: Callable[[Mapping[str, Any]], tuple[tuple[Tensor, ...], tuple[Any, ...]]]
+    assumed: tuple[Any, ...]
+    programs: dict[tuple[Any, ...], Run] = attrs.field(factory=dict)
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """Sizes, strides and alignment of a tensor; a meta tensor counts as aligned."""
+    alignment = 16 if tensor.device.type == "meta" else ALIGNMENT[tensor.data_ptr() & 15]
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()), alignment)
+
+
+def device_of(tensors: tuple[Tensor, ...]) -> torch.device:
+    """The device a call runs on: that of its tensors, the CPU if it has none."""
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def properties_of(device: torch.device) -> DeviceProperties:
+    """The GPU to plan for: the device itself; for CPU and meta tensors the one ``config.interpret_arch`` names."""
+    return properties(device.index) if device.type == "cuda" else resolve(config.interpret_arch)
+
+
+def trim(cache: dict[Any, Any], limit: int) -> None:
+    """Forget the oldest half of a cache that has outgrown its limit."""
+    if len(cache) > limit:
+        for key in list(cache)[: len(cache) // 2]:
+            del cache[key]
+
+
+class Dispatcher:
+    """Runs the calls of one fused function. Safe to call from many threads.
+
+    Args:
+        fn: the plain function.
+        options: how it is to be fused.
+    """
+
+    def __init__(self, fn: types.FunctionType, options: Options) -> None:
+        self.fn = fn
+        self.name = fn.__name__
+        self.options = options
+        self.signature = inspect.signature(fn, follow_wrapped=False)
+        self.names, self.bind = make_binder(fn, self.signature)
+        self._calls: dict[tuple[Any, ...], tuple[Call, ...]] = {}
+        self._traces: dict[tuple[Any, ...], list[TraceEntry]] = {}
+        self._lock = threading.RLock()
+
+    # running -------------------------------------------------------------------------------------------------------
+
+    def cached(self, values: tuple[Any, ...]) -> Any:
+        """The result of a call that is known exactly, or MISS.
+
+        Args:
+            values: the arguments in the order of the parameters (what ``bind`` returns).
+        """
+        try:
+            alternatives = self._calls[call_key(values)]
+        except (KeyError, NoKey, RuntimeError, TypeError):
+            return MISS
+        for ready in alternatives:
+            result = ready(values)
+            if result is not MISS:
+                COUNTERS.hits += 1
+                return result
+        return MISS
+
+    def first(self, values: tuple[Any, ...]) -> Any:
+        """Run a call that is not known exactly: check it, find or make its trace and its program, remember them.
+
+        Raises:
+            FuseError: the arguments, the function or the launch are at fault.
+        """
+        values = check_arguments(self.name, self.names, values)
+        arguments = dict(zip(self.names, values, strict=True))
+        with self._lock:
+            entry = self.entry(values, arguments)
+            tensors, scalars = self.fetch(entry, arguments)
+            run = self._run(entry, tensors)
+            self._remember(values, self._ready(entry, values, tensors, run))
+        return build_tree(entry.trace.outputs)(run(tensors, scalars), tensors)
+
+    def _remember(self, values: tuple[Any, ...], ready: Call) -> None:
+        key = call_key(values)
+        known = self._calls.get(key, ())
+        self._calls[key] = (ready, *known[: _MAX_ALTERNATIVES - 1])
+        trim(self._calls, config.max_cached_calls)
+
+    def fetch(
+        self, entry: TraceEntry, arguments: Mapping[str, Any], *, allow_meta: bool = False
+    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """The tensors and scalars of a call, with the captured tensors checked as the arguments were."""
+        tensors, scalars = entry.fetch(arguments)
+        named = [(str(path), tensor) for path, tensor in zip(entry.trace.tensors, tensors, strict=True)]
+        for name, tensor in named:
+            check_tensor(self.name, name, tensor, allow_meta=allow_meta)
+        check_devices(self.name, named)
+        return tuple(tensor.resolve_neg() for tensor in tensors), scalars
+
+    def _run(self, entry: TraceEntry, tensors: tuple[Tensor, ...]) -> Run:
+        """The program for these layouts, ready to run."""
+        key = tuple((tensor.dtype, layout_of(tensor), tensor.device) for tensor in tensors)
+        run = entry.programs.pop(key, None)
+        if run is None:
+            device = device_of(tensors)
+            program = self.program(entry.trace, tensors, properties_of(device))
+            run = bind_program(program, tensors, device)
+        entry.programs[key] = run
+        trim(entry.programs, config.max_cached_calls)
+        return run
+
+    def program(self, trace: Trace, tensors: tuple[Tensor, ...], device: DeviceProperties) -> Program:
+        """Plan a trace for the layouts of ``tensors`` on ``device``."""
+        COUNTERS.plans += 1
+        return build_program(trace, tuple(layout_of(tensor) for tensor in tensors), device, self.options)
+
+    # traces --------------------------------------------------------------------------------------------------------
+
+    def entry(self, values: tuple[Any, ...], arguments: Mapping[str, Any]) -> TraceEntry:
+        """The trace that fits a call: a known one, or a new one.
+
+        Raises:
+            FuseError: the function cannot be traced.
+        """
+        key = trace_key(values)
+        with self._lock:
+            known = self._traces.setdefault(key, [])
+            for entry in known:
+                if entry.holds(arguments) and trace_key(entry.fetch(arguments)[0]) == entry.assumed:
+                    return entry
+            self._log_trace(known, arguments, values)
+            COUNTERS.traces += 1
+            bound = inspect.BoundArguments(self.signature, OrderedDict(arguments))
+            trace = trace_function(self.fn, bound, self.options)
+            fetch = compile_accessors(trace, self.fn)
+            entry = TraceEntry(trace, compile_guards(trace, self.fn), fetch, trace_key(fetch(arguments)[0]))
+            known.insert(0, entry)
+            return entry
+
+    def _log_trace(self, known: list[TraceEntry], arguments: Mapping[str, Any], values: tuple[Any, ...]) -> None:
+        if known:
+            failed = explain_failure(known[0].trace, self.fn, arguments)
+            reason = failed or "a captured tensor has another dtype, rank, device or extent of 0 or 1"
+        elif any(self._traces.values()):
+            reason = "arguments of new types: " + ", ".join(
+                f"{name} is a {describe(value)}" for name, value in zip(self.names, values, strict=True)
+            )
+        else:
+            reason = "first call"
+        logger.info("tracing %s: %s", self.name, reason)
+
+    # ready calls ---------------------------------------------------------------------------------------------------
+
+    def _ready(self, entry: TraceEntry, values: tuple[Any, ...], tensors: tuple[Tensor, ...], run: Run) -> Call:
+        """A closure for level 1, which checks only what the exact key does not already hold."""
+        trace = entry.trace
+        tree = build_tree(trace.outputs)
+        known = dict(zip(self.names, values, strict=True))
+        captured = tuple(i for i, path in enumerate(trace.tensors) if not _in_key(path, known))
+        direct = not captured and all(_is_direct(path) for path in (*trace.tensors, *trace.scalars))
+        if direct and not any(_must_check(guard) for guard in trace.guards):
+            pick_tensors = picker([self.names.index(path.name) for path in trace.tensors])
+            pick_scalars = picker([self.names.index(path.name) for path in trace.scalars])
+
+            def ready(values: tuple[Any, ...]) -> Any:
+                tensors = pick_tensors(values)
+                return tree(run(tensors, pick_scalars(values)), tensors)
+
+            return ready
+
+        names = self.names
+        fetch = entry.fetch
+        holds = compile_guards(trace, self.fn, _must_check)
+        expected = call_key(tuple(tensors[i] for i in captured))
+
+        def guarded(values: tuple[Any, ...]) -> Any:
+            arguments = dict(zip(names, values))  # noqa: B905 (they come from one signature)
+            if not holds(arguments):
+                return MISS
+            tensors, scalars = fetch(arguments)
+            if captured:
+                try:
+                    if call_key(tuple([tensors[i] for i in captured])) != expected:
+                        return MISS
+                except (NoKey, RuntimeError):
+                    return MISS
+            return tree(run(tensors, scalars), tensors)
+
+        return guarded
+
+
+def _is_direct(path: AccessPath) -> bool:
+    return path.root == "argument" and not path.steps
+
+
+def _in_key(path: AccessPath, arguments: Mapping[str, Any]) -> bool:
+    """Whether the exact key of a call describes the value at a path: an argument, or an item of containers in one."""
+    if path.root != "argument":
+        return False
+    value = arguments[path.name]
+    for kind, key in path.steps:
+        if kind != "item" or not isinstance(value, (tuple, list, dict)):
+            return False
+        value = value[key]
+    return True
+
+
+def _must_check(guard: Guard) -> bool:
+    """Whether the exact key of a call leaves a guard open (the key has the types of all arguments)."""
+    return is_volatile(guard) and not (guard.check in ("type", "instance") and _is_direct(guard.path))

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a planned program: results and temporary buffers from torch's allocator, kernels in order, results as a tree.
+
+``bind_program`` does all that can be done once; the function it returns is the steady path of a call. CUDA tensors
+launch compiled kernels on the current stream; CPU tensors run the same plan in the interpreter. Nothing synchronises.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from fusedsl.analysis.segment import Subgraph, extract
+from fusedsl.config import config
+from fusedsl.frontend.records import OutputInput, OutputStatic, OutputValue
+from fusedsl.graph.evaluate import evaluate
+from fusedsl.host_scalars import compile_host, symbol_sizes
+from fusedsl.numba_cuda.compile import compile_kernel
+from fusedsl.numba_cuda.device import properties
+from fusedsl.numba_cuda.interpreter import interpret, poison, settle
+from fusedsl.numba_cuda.launch import Launcher, load
+from fusedsl.pipeline import Program, Segment
+from fusedsl.schedulers.base import (
+    Argument,
+    IntArgument,
+    Launch,
+    Layout,
+    ScalarArgument,
+    TensorArgument,
+    WorkspaceArgument,
+)
+from fusedsl.stats import COUNTERS
+
+#: Tensors and scalars of a call in, the graph's outputs out.
+Run = Callable[[tuple[Tensor, ...], tuple[Any, ...]], Sequence[Tensor]]
+
+#: Results and inputs as the executor returns them, rebuilt as the function returned them.
+Tree = Callable[[Sequence[Tensor], tuple[Tensor, ...]], Any]
+
+
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that picks these items of a sequence, as a tuple."""
+    if len(indices) == 1:
+        index = indices[0]
+        return lambda values: (values[index],)
+    if not indices:
+        return lambda values: ()
+    return operator.itemgetter(*indices)
+
+
+def build_tree(outputs: Any) -> Tree:
+    """A function that rebuilds a result from ``Trace.outputs``: containers, values, inputs as they are, statics."""
+    match outputs:
+        case OutputValue(index=index):
+            return lambda values, tensors: values[index]
+        case OutputInput(index=index):
+            return lambda values, tensors: tensors[index]
+        case OutputStatic(value=value):
+            return lambda values, tensors: value
+        case dict():
+            branches = {key: build_tree(item) for key, item in outputs.items()}
+            return lambda values, tensors: {key: branch(values, tensors) for key, branch in branches.items()}
+        case tuple() | list():
+            parts = tuple(build_tree(item) for item in outputs)
+            kind = type(outputs)
+            if hasattr(kind, "_fields"):
+                return lambda values, tensors: kind(*[part(values, tensors) for part in parts])
+            return lambda values, tensors: kind([part(values, tensors) for part in parts])
+        case _:
+            raise AssertionError(f"unknown result {outputs!r}")
+
+
+def bind_program(program: Program, tensors: Sequence[Tensor], device: torch.device) -> Run:
+    """Prepare a program to run on tensors laid out as these.
+
+    Args:
+        program: the plan.
+        tensors: the graph's inputs of one call; only their sizes are looked at.
+        device: where to run. CUDA: kernels are compiled, loaded and bound now. CPU: the interpreter.
+
+    Raises:
+        FuseError: a kernel cannot be compiled or loaded.
+    """
+    if config.print_source:
+        print_source(program)
+    frame = Frame.of(program, [tuple(tensor.shape) for tensor in tensors])
+    if device.type != "cuda":
+        return _bind_steps(frame, device, _interpreted_step)
+    if config.interpret:
+        return _on_copies(_bind_steps(frame, torch.device("cpu"), _interpreted_step), device)
+    if not program.views and all(segment.plan is not None for segment in program.segments):
+        return _bind_straight(frame, device)
+    with torch.cuda.device(device):
+        return _on_device(_bind_steps(frame, device, _gpu_step), device.index)
+
+
+def print_source(program: Program) -> None:
+    """Print the kernels of a program to stderr, whatever its encoding."""
+    encoding = sys.stderr.encoding or "utf-8"
+    for segment in program.segments:
+        for launch in segment.plan.launches if segment.plan is not None else ():
+            text = launch.source.text.rstrip() + "\n\n"
+            sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+# slots -------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Buffer:
+    """Memory to allocate at every call; None for shape: the slot is filled by an eager torch call."""
+
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    zeroed: bool = False
+    name: str = ""
+
+
+@attrs.frozen
+class Frame:
+    """Where everything of a call is kept: inputs, then buffers (values, then workspaces), then kernel scalars.
+
+    Attributes:
+        program: the plan.
+        tensors: node id -> slot.
+        buffers: what the slots after the inputs hold.
+        workspaces: (number of the segment, index of the workspace) -> slot.
+        scalars: (node id, kernel parameter type, or None for the number itself) -> slot.
+        host: scalar arguments -> the numbers of the scalar slots.
+    """
+
+    program: Program
+    tensors: dict[int, int]
+    buffers: tuple[Buffer, ...]
+    workspaces: dict[tuple[int, int], int]
+    scalars: dict[tuple[int, str | None], int]
+    host: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+    @staticmethod
+    def of(program: Program, shapes: Sequence[Sequence[int]]) -> Frame:
+        """Number the slots of a program whose inputs have these sizes."""
+        graph = program.graph
+        tensors = {node_id: slot for slot, node_id in enumerate(graph.inputs)}
+        buffers: list[Buffer] = []
+
+        def add(buffer: Buffer) -> int:
+            buffers.append(buffer)
+            return len(graph.inputs) + len(buffers) - 1
+
+        by_torch = {node_id for segment in program.segments if segment.plan is None for node_id in outputs_of(segment)}
+        for node_id in (*by_torch, *program.views):
+            tensors[node_id] = add(Buffer(None))
+        for node_id, layout in program.allocations.items():
+            if node_id not in tensors:
+                node = graph[node_id]
+                tensors[node_id] = add(Buffer(layout.shape, layout.strides, node.tensor.dtype, name=node.name))
+        workspaces: dict[tuple[int, int], int] = {}
+        for number, segment in enumerate(program.segments):
+            for index, wanted in enumerate(segment.plan.workspaces if segment.plan is not None else ()):
+                buffer = Buffer((wanted.numel,), (1,), wanted.dtype, wanted.zeroed, f"workspace {index}")
+                workspaces[number, index] = add(buffer)
+        scalars = _wanted_scalars(program)
+        sizes = symbol_sizes(
+            [graph[node_id].tensor for node_id in (*graph.inputs, *program.allocations)],
+            [*shapes, *(layout.shape for layout in program.allocations.values())],
+        )
+        first = len(graph.inputs) + len(buffers)
+        slots = {key: first + rank for rank, key in enumerate(scalars)}
+        return Frame(program, tensors, tuple(buffers), workspaces, slots, compile_host(graph, scalars, sizes))
+
+    def slot(self, number: int, argument: Argument) -> int:
+        """The slot of a kernel argument of segment ``number`` (not of an IntArgument)."""
+        match argument:
+            case TensorArgument(node=node):
+                return self.tensors[node]
+            case WorkspaceArgument(index=index):
+                return self.workspaces[number, index]
+            case ScalarArgument(node=node, kind=kind):
+                return self.scalars[node, kind]
+            case _:
+                raise AssertionError(f"{argument} has no slot")
+
+    def results(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+        """The graph's outputs from the tensors in the slots, each with storage of its own."""
+        slots = [self.tensors[node_id] for node_id in self.program.graph.outputs]
+        inputs = len(self.program.graph.inputs)
+        views = [self.tensors[node_id] for node_id in self.program.views]
+        shared = [
+            rank for rank, slot in enumerate(slots) if slot not in views and (slot < inputs or slot in slots[:rank])
+        ]
+        pick = picker(slots)
+        if not shared:
+            return pick
+
+        def with_copies(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            found = list(pick(tensors))
+            for rank in shared:
+                found[rank] = found[rank].clone()
+            return found
+
+        return with_copies
+
+
+def outputs_of(segment: Segment | Subgraph) -> list[int]:
+    """The nodes of the whole graph that a segment computes."""
+    return [segment.origin[node_id] for node_id in segment.graph.outputs]
+
+
+def _wanted_scalars(program: Program) -> list[tuple[int, str | None]]:
+    wanted: dict[tuple[int, str | None], None] = {}
+    for segment in program.segments:
+        if segment.plan is None:
+            wanted.update({(segment.origin[node_id], None): None for node_id in segment.graph.scalars})
+            continue
+        for launch in segment.plan.launches:
+            for argument in launch.arguments:
+                if isinstance(argument, ScalarArgument):
+                    wanted[argument.node, argument.kind] = None
+    return list(wanted)
+
+
+# the straight path: kernels only, on a GPU -------------------------------------------------------------------------
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], list[Tensor]]:
+    """A function that makes all buffers."""
+    empty = torch.empty_strided
+    if len(buffers) == 1 and not buffers[0].zeroed:
+        shape, strides, dtype = buffers[0].shape, buffers[0].strides, buffers[0].dtype
+        return lambda: [empty(shape, strides, dtype=dtype, device=device)]
+    makes = [(b.shape, b.strides, b.dtype) for b in buffers]
+    zeroed = [rank for rank, buffer in enumerate(buffers) if buffer.zeroed]
+
+    def allocate() -> list[Tensor]:
+        made = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in makes]
+        for rank in zeroed:
+            made[rank].zero_()
+        return made
+
+    return allocate
+
+
+def _load(frame: Frame, number: int, launch: Launch, index: int) -> tuple[Launcher, tuple[int, ...]]:
+    """Compile, load and bind a launch on ``cuda:index``; also the slots of its variable arguments."""
+    function = load(compile_kernel(launch.source, properties(index).arch), launch.source.signature, index)
+    constants = {i: a.value for i, a in enumerate(launch.arguments) if isinstance(a, IntArgument)}
+    slots = tuple(frame.slot(number, a) for a in launch.arguments if not isinstance(a, IntArgument))
+    return function.bind(launch.geometry, constants), slots
+
+
+def _bind_straight(frame: Frame, device: torch.device) -> Run:
+    """All kernels of a program with no eager call in between."""
+    index = device.index
+    assert _raw_stream is not None, "this torch has no CUDA"
+    assert _current_device is not None
+    raw_stream, current_device = _raw_stream, _current_device
+    bound = []
+    for number, segment in enumerate(frame.program.segments):
+        assert segment.plan is not None
+        for launch in segment.plan.launches:
+            launcher, slots = _load(frame, number, launch, index)
+            bound.append((launcher, picker(slots)))
+    allocate = _allocator(frame.buffers, device)
+    results = frame.results()
+    host = frame.host if frame.scalars else None
+    count = len(bound)
+
+    def run(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(tensors, scalars)
+        slots = [*tensors, *allocate()]
+        arguments: list[Any] = [tensor.data_ptr() for tensor in slots]
+        if host is not None:
+            arguments += host(scalars)
+        stream = raw_stream(index)
+        for launch, pick in bound:
+            launch(stream, pick(arguments))
+        COUNTERS.launches += count
+        return results(slots)
+
+    return run
+
+
+# step by step: the interpreter, and programs with eager calls ------------------------------------------------------
+
+#: A segment at call time: reads and writes the slots (tensors, then numbers).
+Step = Callable[[list[Any]], None]
+
+
+def _bind_steps(frame: Frame, device: torch.device, kernels: Callable[[Frame, int], Step]) -> Run:
+    """Segments one by one; ``kernels(frame, number)`` makes the step of a segment that has a plan."""
+    program = frame.program
+    steps = [
+        kernels(frame, number) if segment.plan is not None else _eager_step(frame, segment)
+        for number, segment in enumerate(program.segments)
+    ]
+    if program.views:
+        steps.append(_eager_step(frame, extract(program.graph, program.views, program.views)))
+    results = frame.results()
+    buffers = frame.buffers
+
+    def run(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
+        slots: list[Any] = [*tensors, *(_make(buffer, device) for buffer in buffers), *frame.host(scalars)]
+        for step in steps:
+            step(slots)
+        return results(slots)
+
+    return run
+
+
+def _make(buffer: Buffer, device: torch.device) -> Tensor | None:
+    if buffer.shape is None:
+        return None
+    made = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
+    return made.zero_() if buffer.zeroed else made
+
+
+def _eager_step(frame: Frame, segment: Segment | Subgraph) -> Step:
+    """A part of the graph in eager torch; results are copied where a later kernel was planned for another layout."""
+    graph, origin = segment.graph, segment.origin
+    operands = picker([frame.tensors[origin[node_id]] for node_id in graph.inputs])
+    numbers = picker([frame.scalars[origin[node_id], None] for node_id in graph.scalars])
+    places = [frame.tensors[node_id] for node_id in outputs_of(segment)]
+    layouts = [frame.program.allocations.get(node_id) for node_id in outputs_of(segment)]
+
+    def step(slots: list[Any]) -> None:
+        found = evaluate(graph, operands(slots), numbers(slots))
+        for place, layout, tensor in zip(places, layouts, found, strict=True):
+            slots[place] = tensor if layout is None else _conform(tensor, layout)
+
+    return step
+
+
+def _conform(tensor: Tensor, layout: Layout) -> Tensor:
+    """The tensor itself if it lies as planned, else a copy that does."""
+    if tensor.stride() == layout.strides and tensor.data_ptr() % layout.alignment == 0 and not tensor.is_neg():
+        return tensor
+    return torch.empty_strided(layout.shape, layout.strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _gpu_step(frame: Frame, number: int) -> Step:
+    """The kernels of a segment on the device of the tensors in the slots (which is the current one)."""
+    index = torch._C._cuda_getDevice()
+    plan = frame.program.segments[number].plan
+    assert plan is not None
+    bound = [(launcher, picker(slots)) for launcher, slots in (_load(frame, number, x, index) for x in plan.launches)]
+
+    def step(slots: list[Any]) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        for launch, pick in bound:
+            launch(stream, [x.data_ptr() if isinstance(x, Tensor) else x for x in pick(slots)])
+        COUNTERS.launches += len(bound)
+
+    return step
+
+
+def _interpreted_step(frame: Frame, number: int) -> Step:
+    """The kernels of a segment in the interpreter, on CPU tensors; what they leave unwritten is found out."""
+    segment = frame.program.segments[number]
+    plan = segment.plan
+    assert plan is not None
+    written = [frame.tensors[node_id] for node_id in outputs_of(segment)]
+    scratch = [
+        slot for (of, index), slot in frame.workspaces.items() if of == number and not plan.workspaces[index].zeroed
+    ]
+    inputs = len(frame.program.graph.inputs)
+
+    def step(slots: list[Any]) -> None:
+        for slot in (*written, *scratch):
+            poison(slots[slot])
+        for launch in plan.launches:
+            values = (a.value if isinstance(a, IntArgument) else slots[frame.slot(number, a)] for a in launch.arguments)
+            interpret(launch.source, launch.geometry, tuple(values))
+            COUNTERS.interpreted += 1
+        for slot in written:
+            settle(slots[slot], frame.buffers[slot - inputs].name)
+
+    return step
+
+
+def _on_device(run: Run, index: int) -> Run:
+    """Run with ``cuda:index`` as the current device."""
+
+    def guarded(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
+        with torch.cuda.device(index):
+            return run(tensors, scalars)
+
+    return guarded
+
+
+def _on_copies(run: Run, device: torch.device) -> Run:
+    """Run on CPU copies of CUDA tensors and copy the results back."""
+
+    def copied(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
+        found = run(tuple(copy_span(tensor, torch.device("cpu")) for tensor in tensors), scalars)
+        return [copy_span(tensor, device) for tensor in found]
+
+    return copied
+
+
+def copy_span(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy with the strides and the alignment (modulo 16 bytes) of the original, gaps and overlaps included."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    shift = tensor.data_ptr() % 16 // tensor.element_size()
+    room = torch.empty(shift + span, dtype=tensor.dtype, device=device)
+    room[shift:].copy_(tensor.detach().as_strided((span,), (1,)))
+    return room.as_strided(tensor.shape, tensor.stride(), shift)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads as greenlets, blocks, and the meetings (barriers, warp collectives) at which threads wait for each other.
+
+A scheduler keeps one queue of runnable threads over all live blocks; usually one block is live at a time, a cluster's
+blocks or a cooperative grid's are live together. A thread that reaches a meeting parks; the last one to come makes the
+others runnable again. When nobody can run and somebody is parked, the launch is deadlocked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from fusedsl.numba_cuda.interpreter.errors import Deadlock, Index3, KernelCrash, KernelFault
+from fusedsl.numba_cuda.interpreter.text import KernelText, line_at
+
+WARP = 32
+
+# A stamp packs who wrote a global element and when: block number, block-wide barriers passed, thread of the block.
+_THREAD_BITS = 11
+_EPOCH_BITS = 24
+
+
+class Meeting:
+    """A place where ``size`` threads wait for each other; all of them must come from one call site.
+
+    Attributes:
+        values: what each participant brought, by its place.
+        result: what the last participant made of ``values``.
+    """
+
+    __slots__ = ("count", "result", "site", "size", "values", "waiting")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.count = 0
+        self.site = -1
+        self.waiting: list[Thread] = []
+        self.values: list[Any] = [None] * size
+        self.result: Any = None
+
+
+class Warp:
+    """The lanes that share collectives, and two clocks for the race checks.
+
+    ``sync_epoch`` counts warp barriers: they order every access before with every access after. ``read_epoch`` counts
+    shuffles too: what a lane read before a shuffle, it has read, but its writes need not be visible after one.
+    """
+
+    __slots__ = ("meeting", "read_epoch", "size", "sync_epoch")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.meeting = Meeting(size)
+        self.sync_epoch = 0
+        self.read_epoch = 0
+
+
+class Thread:
+    """One thread of a block and everything the intrinsics ask of it."""
+
+    __slots__ = ("block", "index", "lane", "linear", "wait_name", "warp", "worker")
+
+    def __init__(self, block: Block, index: Index3, linear: int, warp: Warp) -> None:
+        self.block = block
+        self.index = index
+        self.linear = linear
+        self.lane = linear % WARP
+        self.warp = warp
+        self.wait_name = ""
+        self.worker: Worker | None = None
+
+    def arrive(self, meeting: Meeting, name: str, site: int) -> bool:
+        """Come to a meeting; the last participant gets True at once and must `release`, the others False once it did."""
+        if meeting.count == 0:
+            meeting.site = site
+        elif meeting.site != site:
+            self.park(name)  # the others wait elsewhere in the text: nobody will come, and the deadlock report says so
+        meeting.count += 1
+        if meeting.count == meeting.size:
+            return True
+        meeting.waiting.append(self)
+        self.park(name)
+        return False
+
+    def release(self, meeting: Meeting) -> None:
+        """Let the participants of a complete meeting go on."""
+        meeting.count = 0
+        self.block.scheduler.ready.extend(meeting.waiting)
+        meeting.waiting = []
+
+    def park(self, name: str) -> None:
+        """Let others run until somebody puts this thread back into the queue."""
+        self.wait_name = name
+        self.block.scheduler.hub.switch()
+        self.wait_name = ""
+
+    @property
+    def stamp(self) -> int:
+        """Who and when, for a write to global memory."""
+        block = self.block
+        return (block.number << _EPOCH_BITS | block.epoch) << _THREAD_BITS | self.linear
+
+    def unordered(self, stamp: int) -> bool:
+        """For a write stamp of this launch: another thread's, with no barrier between that write and this moment?"""
+        block = self.block
+        when = stamp >> _THREAD_BITS
+        if when >> _EPOCH_BITS != block.number:
+            return True
+        return when & ((1 << _EPOCH_BITS) - 1) == block.epoch and stamp & ((1 << _THREAD_BITS) - 1) != self.linear
+
+    def describe_stamp(self, stamp: int) -> str:
+        """The thread of a write stamp in words."""
+        linear = stamp & ((1 << _THREAD_BITS) - 1)
+        number = stamp >> (_EPOCH_BITS + _THREAD_BITS)
+        scheduler = self.block.scheduler
+        return (
+            f"thread {scheduler.unravel(linear, scheduler.shape)} of block {scheduler.unravel(number, scheduler.grid)}"
+        )
+
+
+class Block:
+    """A live block: its threads, its barrier and its shared arrays."""
+
+    def __init__(self, scheduler: Scheduler, number: int) -> None:
+        self.scheduler = scheduler
+        self.number = number
+        self.index = scheduler.unravel(number, scheduler.grid)
+        self.epoch = 0
+        size = scheduler.threads
+        self.barrier = Meeting(size)
+        self.warps = [Warp(min(WARP, size - start)) for start in range(0, size, WARP)]
+        self.shared: dict[int, Any] = {}
+        self.shared_bytes = 0
+        self.threads = [
+            Thread(self, index, linear, self.warps[linear // WARP]) for linear, index in enumerate(scheduler.indices)
+        ]
+
+
+class Abandoned(BaseException):
+    """Thrown into parked threads of a launch that failed, so that their greenlets can be used again."""
+
+
+class Worker(greenlet):
+    """A greenlet that runs one thread after another; making one costs more than running a small kernel's thread."""
+
+    thread: Thread
+
+    def run(self) -> None:
+        while True:
+            thread = self.thread
+            scheduler = thread.block.scheduler
+            try:
+                scheduler.body()
+            except Abandoned:
+                pass
+            except Exception as error:
+                scheduler.failure = (thread, error)
+            else:
+                scheduler.running -= 1
+            scheduler.idle.append(self)
+            thread.worker = None
+            scheduler.hub.switch()
+
+
+_pools = threading.local()
+
+
+def current_thread() -> Thread:
+    """The kernel thread that is running; only kernel text may ask."""
+    worker: Any = getcurrent()
+    thread: Thread = worker.thread
+    return thread
+
+
+def call_site(depth: int = 1) -> int:
+    """A number for the place in the kernel text that called the caller's caller (at ``depth`` 1)."""
+    return sys._getframe(depth + 1).f_lasti
+
+
+class Scheduler:
+    """Runs the threads of a launch.
+
+    Attributes:
+        grid: blocks in x, y, z.
+        shape: threads a block in x, y, z.
+        body: the kernel with its arguments bound.
+        ready: threads that can run, in order.
+        running: threads of the live blocks that have not returned.
+        dynamic_smem_bytes: size of each block's dynamic shared array.
+    """
+
+    def __init__(
+        self,
+        text: KernelText,
+        code: CodeType,
+        body: Callable[[], object],
+        grid: Index3,
+        shape: Index3,
+        dynamic_smem_bytes: int,
+        context: Context,
+    ) -> None:
+        self.text = text
+        self.code = code
+        self.body = body
+        self.grid = grid
+        self.shape = shape
+        self.threads = shape[0] * shape[1] * shape[2]
+        self.indices = [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
+        self.dynamic_smem_bytes = dynamic_smem_bytes
+        self.context = context
+        self.ready: deque[Thread] = deque()
+        self.running = 0
+        self.failure: tuple[Thread, Exception] | None = None
+        self.hub = getcurrent()
+        if not hasattr(_pools, "idle"):
+            _pools.idle = []
+        self.idle: list[Worker] = _pools.idle
+
+    @staticmethod
+    def unravel(number: int, extents: Index3) -> Index3:
+        """x, y, z of a number that counts x fastest."""
+        x, y, _ = extents
+        return (number % x, number // x % y, number // (x * y))
+
+    def line_at(self, site: int) -> int:
+        """The kernel line of a call site."""
+        return line_at(self.code, site)
+
+    def run(self, numbers: Iterable[int], thread_order: Callable[[list[Thread]], list[Thread]]) -> None:
+        """Run the blocks ``numbers`` together until all their threads have returned.
+
+        Raises:
+            KernelFault: what went wrong, with its place.
+        """
+        blocks = [Block(self, number) for number in numbers]
+        everyone = thread_order([thread for block in blocks for thread in block.threads])
+        self.ready.extend(everyone)
+        self.running = len(everyone)
+        ready, idle = self.ready, self.idle
+        while ready:
+            thread = ready.popleft()
+            worker = thread.worker
+            if worker is None:
+                worker = idle.pop() if idle else self.new_worker()
+                worker.thread = thread
+                thread.worker = worker
+            worker.switch()
+            if self.failure is not None:
+                thread, error = self.failure
+                fault = self.locate(thread, error)
+                self.abandon(everyone)
+                raise fault
+        if self.running:
+            fault = self.describe_deadlock(blocks)
+            self.abandon(everyone)
+            raise fault
+
+    def new_worker(self) -> Worker:
+        """A greenlet whose NumPy is as quiet as a GPU."""
+        worker = Worker()
+        worker.gr_context = self.context
+        return worker
+
+    def abandon(self, threads: Iterable[Thread]) -> None:
+        """Unwind the parked threads of a failed launch."""
+        self.ready.clear()
+        for thread in threads:
+            if thread.worker is not None:
+                thread.worker.throw(Abandoned)
+
+    def locate(self, thread: Thread, error: Exception) -> KernelFault:
+        """The fault to raise for an exception that left the kernel in ``thread``."""
+        if not isinstance(error, KernelFault):
+            crash = KernelCrash(f"the kernel raised {type(error).__name__}: {error}")
+            crash.__cause__ = error
+            crash.__traceback__ = error.__traceback__
+            error = crash
+        span, origin = self.text.find(error.__traceback__)
+        error.locate(span, thread.index, thread.block.index, origin)
+        return error.with_traceback(None)
+
+    def describe_deadlock(self, blocks: list[Block]) -> Deadlock:
+        """Who waits where, and who has returned."""
+        places: dict[tuple[str, int], list[Thread]] = {}
+        stuck = next(block for block in blocks if any(t.worker is not None for t in block.threads))
+        for thread in stuck.threads:
+            frame: FrameType | None = None if thread.worker is None else thread.worker.gr_frame
+            line = self.text.line_of(frame)
+            places.setdefault((thread.wait_name, line), []).append(thread)
+        lines = []
+        first: tuple[int, Thread] | None = None
+        for (name, line), threads in places.items():
+            who = f"    {_count(threads)} {_ranges([t.linear for t in threads])}"
+            if name:
+                one = len(threads) == 1
+                lines.append(f"{who} {'waits' if one else 'wait'} at {name}, line {line}: {self.text.line(line)}")
+                first = first or (line, threads[0])
+            else:
+                lines.append(f"{who} {'has' if len(threads) == 1 else 'have'} returned")
+        assert first is not None
+        fault = Deadlock(
+            f"threads of block {stuck.index} wait for others that will never come\n" + "\n".join(lines),
+            expected="every thread of the group at the same barrier or collective",
+        )
+        fault.locate(self.text.span(first[0]), None, None, self.text.origin(first[0]))
+        return fault
+
+
+def _count(threads: list[Thread]) -> str:
+    return f"{len(threads)} thread{'s' if len(threads) > 1 else ''}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``(0, 2 to 31)`` for a sorted list of thread numbers."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [str(a) if a == b else f"{a} to {b}" for a, b in parts[:8]]
+    return f"({', '.join(shown + ['...'] if len(parts) > 8 else shown)})"
+
+
+def quiet_context() -> Context:
+    """A context for greenlets in which NumPy computes infinities and NaN without warnings, as a GPU does."""
+    context = Context()
+    context.run(np.seterr, all="ignore")
+    return context

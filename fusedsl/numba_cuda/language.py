@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of names that kernel text may use, with their GPU meaning."""
+
+from __future__ import annotations
+
+from fusedsl.numba_cuda.dtypes import DTYPES
+from fusedsl.numba_cuda.intrinsics import atomic, barrier, convert, gather, index, math, memory, reduce, shared, shuffle
+
+_FAMILIES = (index, memory, gather, convert, math, reduce, shuffle, shared, barrier, atomic)
+
+#: Name in kernel text -> dtype marker or kernel function.
+NAMES: dict[str, object] = {
+    **DTYPES,
+    **{function.__name__: function for family in _FAMILIES for function in family.FUNCTIONS},
+}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract every scheduler answers, and the plan it hands to the executor.
+
+A scheduler is a module with four functions:
+
+* ``can_schedule_compile_time(graph) -> Refusal | None``: may look at structure and dtypes only;
+* ``can_schedule_run_time(problem) -> Refusal | None``: may look at extents, strides and the device;
+* ``compute_heuristics(problem) -> Params``: a frozen, hashable object that determines the kernel text;
+* ``schedule(problem, params) -> KernelPlan``: the text and how to launch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from fusedsl.graph.graph import Graph
+from fusedsl.graph.types import Extent, Symbol, TensorType
+from fusedsl.numba_cuda.device import DeviceProperties
+from fusedsl.numba_cuda.kernel import Geometry, KernelSource
+
+
+@attrs.frozen
+class Refusal:
+    """Why a scheduler does not take a graph.
+
+    Attributes:
+        code: a stable short name, for tests and statistics.
+        reason: what was found and what is needed.
+    """
+
+    code: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@attrs.frozen
+class Layout:
+    """Where a tensor lies: sizes and strides in elements, alignment of its first element in bytes (a power of two <= 16)."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = 16
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@attrs.frozen
+class Problem:
+    """A segment with everything a scheduler may know about one call.
+
+    Attributes:
+        graph: the segment.
+        layouts: of every tensor input and output, by node id.
+        device: properties of the device the kernel will run on.
+        numerics: "default" or "eager" (round wherever eager torch rounds).
+        lines: whether the user's source lines are known (they are quoted in the text).
+    """
+
+    graph: Graph
+    layouts: Mapping[int, Layout] = attrs.field(hash=False)
+    device: DeviceProperties
+    numerics: str = "default"
+
+    def sizes(self) -> dict[Symbol, int]:
+        """The run-time extent of every symbol that an input or output carries."""
+        known: dict[Symbol, int] = {}
+        for node_id, layout in self.layouts.items():
+            for extent, size in zip(self.graph[node_id].tensor.shape, layout.shape, strict=True):
+                if isinstance(extent, Symbol):
+                    known[extent] = size
+        return known
+
+
+def extent_size(extent: Extent, sizes: Mapping[Symbol, int]) -> int:
+    """The run-time size of an extent."""
+    return extent if isinstance(extent, int) else sizes[extent]
+
+
+def type_bytes(type_: TensorType, sizes: Mapping[Symbol, int]) -> int:
+    """Bytes of a tensor of this type."""
+    count = type_.dtype.itemsize
+    for extent in type_.shape:
+        count *= extent_size(extent, sizes)
+    return count
+
+
+@attrs.frozen
+class TensorArgument:
+    """A pointer to the first element of an input or output."""
+
+    node: int
+
+
+@attrs.frozen
+class WorkspaceArgument:
+    """A pointer to a temporary buffer of the plan."""
+
+    index: int
+
+
+@attrs.frozen
+class IntArgument:
+    """An extent or stride, fixed for the plan."""
+
+    value: int
+
+
+@attrs.frozen
+class ScalarArgument:
+    """A host scalar of the graph, evaluated at every call and converted to ``kind`` (a kernel parameter type)."""
+
+    node: int
+    kind: str
+
+
+Argument = TensorArgument | WorkspaceArgument | IntArgument | ScalarArgument
+
+
+@attrs.frozen
+class Workspace:
+    """A temporary buffer; ``zeroed`` asks for zeros before the first launch."""
+
+    dtype: torch.dtype
+    numel: int
+    zeroed: bool = False
+
+
+@attrs.frozen
+class Launch:
+    """One kernel launch."""
+
+    source: KernelSource
+    geometry: Geometry
+    arguments: tuple[Argument, ...]
+
+
+@attrs.frozen
+class KernelPlan:
+    """What to run for a segment: launches in order on one stream, and the temporary buffers they share."""
+
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+
+class Scheduler(Protocol):
+    """The shape of a scheduler module."""
+
+    NAME: str
+
+    @staticmethod
+    def can_schedule_compile_time(graph: Graph) -> Refusal | None: ...
+
+    @staticmethod
+    def can_schedule_run_time(problem: Problem) -> Refusal | None: ...
+
+    @staticmethod
+    def compute_heuristics(problem: Problem) -> Any: ...
+
+    @staticmethod
+    def schedule(problem: Problem, params: Any) -> KernelPlan: ...

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels whose threads stand along a row: the innermost loop is reduced.
+
+Two forms share this text. *Register*: a row is one tile, loaded once. *Stream*: a pass over the row for every stage of
+reductions and one for the outputs. A block is ``threads`` along the row times ``rows`` rows.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+
+import attrs
+
+from fusedsl.analysis.reductions import Reductions, find_reductions
+from fusedsl.numba_cuda.kernel import Geometry
+from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
+from fusedsl.schedulers.combine import Accumulator, Reducer, combine_in_block
+from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.space import IterationSpace, iteration_space
+
+
+@attrs.frozen
+class RowParams:
+    """What decides the text of a row kernel.
+
+    Attributes:
+        threads: threads along a row.
+        rows: rows a block.
+        vector: elements of one access.
+        batch: accesses a thread has in flight.
+        resident: the row stays in registers (else it is streamed once a stage).
+        exact: threads * vector * batch is the row length: nothing is masked.
+        prefetch: load every input before the first reduction (weights too).
+        split: blocks a row is spread over; partial results are finished by a second kernel.
+        min_blocks: blocks a multiprocessor should hold.
+    """
+
+    threads: int
+    rows: int = 1
+    vector: int = 1
+    batch: int = 1
+    resident: bool = True
+    exact: bool = False
+    prefetch: bool = True
+    split: int = 1
+    min_blocks: int | None = None
+
+    @property
+    def step(self) -> int:
+        return self.threads * self.vector
+
+    @property
+    def tile(self) -> int:
+        return self.step * self.batch
+
+
+def row_kernels(problem: Problem, params: RowParams, name: str, scheduler: str) -> KernelPlan:
+    """The plan of a row kernel: one launch, or two when rows are split over blocks."""
+    writer = _RowWriter(problem, params, name, scheduler)
+    if params.split == 1:
+        return KernelPlan((writer.whole(),))
+    return writer.split()
+
+
+class _RowWriter:
+    def __init__(self, problem: Problem, params: RowParams, name: str, scheduler: str) -> None:
+        self.problem = problem
+        self.params = params
+        self.name = name
+        self.space: IterationSpace = iteration_space(problem)
+        self.reductions: Reductions = find_reductions(problem.graph)
+        self.header = (f"{problem.graph.name}: {scheduler}", str(params))
+        self.rows = self.space.size(self.space.kept)
+
+    def emitter(self, name: str) -> Emitter:
+        last = len(self.space.axes) - 1
+        tile = TileShape(self.params.batch, self.params.vector, last, last, self.params.step)
+        return Emitter(self.space, tile, name, self.header)
+
+    # structure -----------------------------------------------------------------------------------------------------
+
+    def whole(self) -> Launch:
+        e = self.emitter(self.name)
+        self.locate_row(e, self.params.rows)
+        if self.params.resident:
+            self.resident_body(e)
+        else:
+            for stage in self.reductions.stages:
+                self.stream_stage(e, stage)
+            self.stream_outputs(e)
+        self.row_outputs(e)
+        p = self.params
+        grid = (-(-self.rows // p.rows), 1, 1)
+        source = e.source(p.threads * p.rows, p.min_blocks)
+        return e.launch(source, Geometry(grid, (p.threads, p.rows, 1)))
+
+    def locate_row(self, e: Emitter, rows: int) -> None:
+        """Which row this thread works on, and its index on every kept axis."""
+        kept = self.space.kept
+        if not kept:
+            return
+        e.line("row = block_x()" if rows == 1 else f"row = block_x() * {rows} + thread_y()")
+        if rows > 1:
+            total = e.integer("rows", self.rows)
+            e.line(f"live = row < {total}")
+            e.line(f"row = row if live else {total} - 1")
+        locate(e, kept, "row")
+
+    def resident_body(self, e: Emitter) -> None:
+        last = len(self.space.axes) - 1
+        self.locate_column(e, None)
+        if self.params.prefetch:
+            for node_id in e.graph.inputs:
+                if self.space.strides[node_id][last] and e.graph.users()[node_id]:
+                    e.prefetch(node_id)
+        for stage in self.reductions.stages:
+            items = []
+            for node_id in stage:
+                reducer = Reducer(e, e.graph[node_id])
+                operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
+                items.append((reducer, reducer.once(operand, self.positions(e, reducer))))
+            combine_in_block(e, items, self.params.threads, self.params.rows)
+        with self.live(e):
+            for node_id in self.full_outputs():
+                e.store(node_id)
+
+    def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
+        """The thread's first column, and how many columns are left from there."""
+        last = len(self.space.axes) - 1
+        vector = e.constant("VECTOR", self.params.vector)
+        column = f"thread_x() * {vector}" if self.params.vector > 1 else "thread_x()"
+        e.line(f"col = {column}" if start is None else f"col = {start} + {column}")
+        e.index[last] = "col"
+        e.limit = None
+        if not self.params.exact:
+            e.line(f"limit = {end or e.extent(last)} - col")
+            e.limit = "limit"
+        e.forget_offsets()
+
+    def mask(self, e: Emitter) -> str | None:
+        """A tile that tells the row's elements from padding; None if there is no padding."""
+        if self.params.exact:
+            return None
+        name = "valid"
+        if e.mask is None:
+            batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+            e.line(f"{name} = chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', e.tile.vector)})")
+            e.mask = name
+        return name
+
+    def positions(self, e: Emitter, reducer: Reducer, base: str = "") -> str:
+        """Positions along the reduced loops as an int64 tile (argmax and argmin)."""
+        if not reducer.spelling.pair:
+            return ""
+        batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+        return f"iota({batch}, {step}, {e.constant('VECTOR', e.tile.vector)}, int64) + ({base}col)"
+
+    def stream_stage(
+        self, e: Emitter, stage: tuple[int, ...], bounds: tuple[str, str] | None = None
+    ) -> list[tuple[Reducer, Accumulator]]:
+        count = e.constant("TILE", e.tile.numel)
+        e.stream_loads = False
+        e.hoist(stage)
+        reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
+        accumulators = [reducer.start(count) for reducer in reducers]
+        with self.loops(e, bounds) as base:
+            for reducer, accumulator in zip(reducers, accumulators, strict=True):
+                operand = reducer.operand(count, self.mask(e))
+                reducer.step(accumulator, operand, self.positions(e, reducer, base))
+        items = list(zip(reducers, accumulators, strict=True))
+        return combine_in_block(e, items, self.params.threads, self.params.rows)
+
+    def stream_outputs(self, e: Emitter) -> None:
+        outputs = self.full_outputs()
+        if outputs:
+            e.hoist(outputs)
+            with self.live(e), self.loops(e, None):
+                for node_id in outputs:
+                    e.store(node_id)
+
+    def loops(self, e: Emitter, bounds: tuple[str, str] | None) -> _Loops:
+        return _Loops(self, e, bounds)
+
+    def full_outputs(self) -> list[int]:
+        """Outputs that vary along a reduced axis."""
+        return [i for i in dict.fromkeys(self.problem.graph.outputs) if self.is_full(i)]
+
+    def is_full(self, node_id: int) -> bool:
+        return any(self.space.strides[node_id][a] for a in self.space.reduced)
+
+    def row_outputs(self, e: Emitter) -> None:
+        """Outputs that have one element a row: the row's first thread stores them."""
+        outputs = [i for i in dict.fromkeys(self.problem.graph.outputs) if not self.is_full(i)]
+        if not outputs:
+            return
+        for node_id in outputs:
+            e.value(node_id)
+        guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
+        with e.block(f"if {guard}:"):
+            for node_id in outputs:
+                e.store(node_id)
+
+    def live(self, e: Emitter) -> AbstractContextManager[None]:
+        """Only rows that exist are stored."""
+        return e.block("if live:" if self.params.rows > 1 and self.space.kept else None)
+
+    # rows split over blocks ----------------------------------------------------------------------------------------
+
+    def split(self) -> KernelPlan:
+        p, split = self.params, self.params.split
+        e = self.emitter(f"{self.name}_partial")
+        self.locate_row(e, 1)
+        first = self.space.reduced[0]
+        per = -(-self.space.axes[first].extent // split)
+        if len(self.space.reduced) == 1:
+            per = -(-per // p.tile) * p.tile
+        share = e.integer("share", per)
+        e.line(f"begin = block_y() * {share}")
+        e.line(f"end = min(begin + {share}, {e.extent(first)})")
+        stage = self.reductions.stages[0]
+        partials = self.stream_stage(e, stage, ("begin", "end"))
+        workspaces: list[Workspace] = []
+        rows = e.integer("rows", self.rows)
+        row = "row" if self.space.kept else "0"
+        with e.block("if thread_x() == 0:"):
+            for reducer, partial in partials:
+                for dtype, text in zip(reducer.workspace_dtypes(), partial.texts(), strict=True):
+                    pointer = e.workspace(len(workspaces), dtype)
+                    workspaces.append(Workspace(dtype, split * self.rows))
+                    e.line(f"store({pointer}, block_y() * {rows} + {row}, None, {text}, 1, 1, 1)")
+        first_launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((self.rows, split, 1), (p.threads, 1, 1)))
+        return KernelPlan((first_launch, self.finish(stage, split)), tuple(workspaces))
+
+    def finish(self, stage: tuple[int, ...], split: int) -> Launch:
+        """Reduce the partial results of a row with one warp, in a fixed order, then the row's epilogue."""
+        rows_per_block = 4 if self.rows > 1 else 1
+        writer = _RowWriter(self.problem, attrs.evolve(self.params, rows=rows_per_block, threads=32), self.name, "")
+        writer.header = self.header
+        e = writer.emitter(f"{self.name}_finish")
+        writer.locate_row(e, rows_per_block)
+        rows, parts = e.integer("rows", self.rows), e.integer("parts", split)
+        row = "row" if self.space.kept else "0"
+        reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
+        accumulators = [reducer.start("1") for reducer in reducers]
+        with e.block(f"for part in range(thread_x(), {parts}, 32):"):
+            index = 0
+            for reducer, accumulator in zip(reducers, accumulators, strict=True):
+                texts = []
+                for dtype in reducer.workspace_dtypes():
+                    pointer = e.workspace(index, dtype)
+                    texts.append(f"load({pointer}, part * {rows} + {row}, None, 1, 1, 1, 0)")
+                    index += 1
+                reducer.step(accumulator, texts[0], texts[-1])
+        combine_in_block(e, list(zip(reducers, accumulators, strict=True)), 32, rows_per_block)
+        writer.row_outputs(e)
+        grid = (-(-self.rows // rows_per_block), 1, 1)
+        return e.launch(e.source(32 * rows_per_block), Geometry(grid, (32, rows_per_block, 1)))
+
+
+class _Loops:
+    """The loops over the reduced axes of a streaming pass, the innermost in tiles; gives the text before ``col`` in a position."""
+
+    def __init__(self, writer: _RowWriter, e: Emitter, bounds: tuple[str, str] | None) -> None:
+        self.writer, self.e, self.bounds = writer, e, bounds
+        self.stack = ExitStack()
+
+    def __enter__(self) -> str:
+        e, space = self.e, self.writer.space
+        base = ""
+        for position, axis in enumerate(space.reduced):
+            low, high = self.bounds if self.bounds and position == 0 else ("0", e.extent(axis))
+            if axis != space.reduced[-1]:
+                self.stack.enter_context(e.block(f"for i{axis} in range({low}, {high}):"))
+                e.index[axis] = f"i{axis}"
+                base = f"({base}i{axis}) * {e.extent(space.reduced[position + 1])} + "
+            else:
+                chunk = e.constant("CHUNK", self.writer.params.tile)
+                self.stack.enter_context(e.block(f"for start in range({low}, {high}, {chunk}):"))
+                self.writer.locate_column(e, "start", high)
+        return base
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+
+def locate(e: Emitter, axes: tuple[int, ...], linear: str) -> None:
+    """Split a linear index into one index an axis (``linear`` itself if there is one axis)."""
+    if len(axes) == 1:
+        e.index[axes[0]] = linear
+        return
+    rest = linear
+    for axis in reversed(axes[1:]):
+        e.line(f"i{axis} = umod({rest}, {e.extent(axis)})")
+        e.line(f"rest{axis} = udiv({rest}, {e.extent(axis)})")
+        rest = f"rest{axis}"
+        e.index[axis] = f"i{axis}"
+    e.index[axes[0]] = rest
