@@ -142,14 +142,8 @@ def _core_variants(values: Sequence[Any]) -> dict[str, Timed]:
             return 0, raw.cuda_stream
 
     stream = device.create_stream(TorchStream())
-    typed = (
-        *(ctypes.c_void_p(v) for v in values[:3]),
-        *(ctypes.c_int64(v) for v in values[3:5]),
-        ctypes.c_float(values[5]),
-    )
     plain = (*values[:5], ctypes.c_float(values[5]))
     return {
-        "cuda.core launch, ctypes values": lambda: launch(stream, config, kernel, *typed),
         "cuda.core launch, Python ints": lambda: launch(stream, config, kernel, *plain),
     }
 
@@ -218,7 +212,7 @@ def allocation_variants(device: str) -> dict[str, Timed]:
 
 def key_variants(device: str) -> dict[str, Timed]:
     """Parts of the key of a call, and ways to build it for two tensors and a float."""
-    from fusedsl.arguments import call_key
+    from fusedsl.keys import call_key
 
     x, y = torch.ones(64, 128, device=device), torch.ones(128, device=device)
     values = (x, y, 1e-5)

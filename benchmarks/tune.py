@@ -8,7 +8,6 @@ shape; the table is sorted by rate.
 from __future__ import annotations
 
 import argparse
-import inspect
 import itertools
 import json
 import pathlib
@@ -19,16 +18,15 @@ import attrs
 import torch
 from torch import Tensor
 
+import fusedsl
 from benchmarks.harness import relative_error
 from benchmarks.operations import NORMS, POINTWISE, REDUCTIONS, SHAPES, Operation
 from benchmarks.timing import L2Flush, measure_copy_gbps, measure_gpu
 from fusedsl.dispatch import layout_of
-from fusedsl.frontend.trace import trace
 from fusedsl.host_scalars import compile_host
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.device import properties
 from fusedsl.numba_cuda.launch import load
-from fusedsl.options import Options
 from fusedsl.schedulers import inner_persistent, pointwise, reduction
 from fusedsl.schedulers.base import IntArgument, KernelPlan, Layout, Problem, ScalarArgument, TensorArgument
 from fusedsl.schedulers.columns import ColumnParams
@@ -38,8 +36,7 @@ from fusedsl.schedulers.rows import RowParams
 
 def make_problem(operation: Operation, arguments: tuple[Tensor, ...], result: Tensor) -> Problem:
     """The scheduling problem of an operation as one segment."""
-    bound = inspect.signature(operation.function).bind(*arguments)
-    graph = trace(operation.function, bound.arguments, Options()).graph
+    graph = fusedsl.fuse(operation.function).graph(*arguments)
     layouts: dict[int, Layout] = dict(zip(graph.inputs, map(layout_of, arguments), strict=True))
     layouts[graph.outputs[0]] = layout_of(result)
     return Problem(graph, layouts, properties(0))
@@ -81,26 +78,28 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         batch = -(-chunks // threads)
         if threads > chunks or batch * base.vector > 64:
             continue
-        for rows, prefetch, blocks in itertools.product((1, 2, 4), (True, False), (None,)):
-            if threads * rows > 512 and rows > 1 or rows > 1 and threads > 128:
+        exact = threads * batch == chunks
+        for rows, prefetch in itertools.product((1, 2, 4), (True, False)):
+            if rows > 1 and threads * rows > 256:
                 continue
-            exact = threads * batch == chunks
-            yield RowParams(threads, rows, base.vector, batch, True, exact, prefetch, 1, blocks)
+            for blocks in (None, max(1024 // (threads * rows), 1), max(1536 // (threads * rows), 1)):
+                yield RowParams(threads, rows, base.vector, batch, True, exact, prefetch, 1, blocks)
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
     """Block sizes and batches."""
-    for threads, batch in itertools.product((128, 256, 512), (1, 2, 4)):
+    for threads, batch in itertools.product((64, 128, 256, 512), (1, 2, 4, 8)):
         if base.lines == 1 and base.threads == 256:
             yield attrs.evolve(base, threads=threads, batch=batch)
-        elif threads * base.lines <= 1024:
-            yield attrs.evolve(base, threads=min(threads, base.threads), lines=1, batch=batch)
-            yield attrs.evolve(base, threads=min(threads, base.threads), lines=1, batch=batch * 4)
+        elif threads <= base.threads:
+            for lines in (1, 2, 4):
+                if threads * lines >= 64:
+                    yield attrs.evolve(base, threads=threads, lines=lines, batch=batch)
 
 
 def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
     """Block shapes and splits."""
-    for threads, lines, batch in itertools.product((16, 32, 64), (4, 8, 16), (1, 2, 4, 8)):
+    for threads, lines, batch in itertools.product((16, 32), (8, 16), (2, 4, 8)):
         for factor in (0.5, 1, 2):
             yield attrs.evolve(base, threads=threads, lines=lines, batch=batch, split=max(int(base.split * factor), 1))
 

@@ -46,6 +46,7 @@ class FusedFunction(Generic[P, R]):
     __wrapped__: Callable[P, R]
 
     def __init__(self, fn: Callable[P, R], options: Options) -> None:
+        assert isinstance(fn, types.FunctionType)
         self._dispatcher = Dispatcher(fn, options)
         self.options = options
         functools.update_wrapper(self, fn)
@@ -57,7 +58,7 @@ class FusedFunction(Generic[P, R]):
         values = dispatcher.bind(*args, **kwargs)
         result = dispatcher.cached(values)
         if result is MISS:
-            if is_fake(values):
+            if is_fake(values) or torch._C._get_tracing_state() is not None:
                 return self.__wrapped__(*args, **kwargs)
             result = dispatcher.first(values)
         return result  # type: ignore[no-any-return]
@@ -152,6 +153,8 @@ class BoundFusedFunction:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("__func__", "__self__"):  # not there yet: some tool looks at the object while it is being made
+            raise AttributeError(name)
         found = getattr(self.__func__, name)
         if name in ("reference", "graph", "source", "explain", "compile"):
             return functools.partial(found, self.__self__)
@@ -163,7 +166,7 @@ class BoundFusedFunction:
         return self.__func__ is other.__func__ and self.__self__ is other.__self__
 
     def __hash__(self) -> int:
-        return hash((id(self.__func__), id(self.__self__)))
+        return hash((id(self.__dict__.get("__func__")), id(self.__dict__.get("__self__"))))
 
     def __repr__(self) -> str:
         return f"<bound {self.__func__!r} of {self.__self__!r}>"

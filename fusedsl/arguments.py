@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a call: binding them to parameters, the key of a call, and what is wrong with one that has no key.
-
-The key of a call holds all that a planned program assumes of its arguments: per tensor dtype, sizes, strides, device,
-alignment and whether it requires grad; the value of static arguments; only the kind of numbers. Lists, tuples and
-dicts are looked into. Of any other object only the type is held: what the trace read of it is guarded by the trace.
-"""
+"""The arguments of a call: binding them to parameters, and what is wrong with those that fusedsl cannot take."""
 
 from __future__ import annotations
 
-import enum
 import inspect
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +13,6 @@ from torch.nn import Parameter
 
 from fusedsl.graph.span import FuseError
 from fusedsl.graph.types import dtype_name
-
-#: Address modulo 16 -> alignment in bytes, at most 16.
-ALIGNMENT = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)
 
 #: dtypes a tensor argument may have.
 DTYPES = frozenset(
@@ -43,25 +33,6 @@ DTYPES = frozenset(
     }
 )
 
-#: Types that are wholly described by (type, value): a change of value is another call.
-STATIC_TYPES = frozenset(
-    {
-        bool,
-        str,
-        bytes,
-        type(None),
-        type(Ellipsis),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-        types.FunctionType,
-        types.BuiltinFunctionType,
-        type,
-        range,
-    }
-)
-
 _ALLOWED = (
     "a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype, a number, bool, str, None, dtype, "
     "or a tuple, list or dict of these"
@@ -74,10 +45,6 @@ class ArgumentError(FuseError, TypeError):
 
 class GradientError(FuseError):
     """An argument requires grad while gradients are being recorded; fusedsl has none yet."""
-
-
-class NoKey(Exception):
-    """A call that the fast path cannot describe; :func:`check_arguments` tells why."""
 
 
 def make_binder(
@@ -120,78 +87,6 @@ def make_binder(
     bind.__name__ = fn.__name__
     bind.__qualname__ = fn.__qualname__
     return names, bind
-
-
-def call_key(
-    values: tuple[Any, ...],
-    _alignment: tuple[int, ...] = ALIGNMENT,
-    _grad_enabled: Callable[[], bool] = torch.is_grad_enabled,
-    _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype,
-) -> tuple[Any, ...]:
-    """The exact key of a call.
-
-    Raises:
-        NoKey, RuntimeError: some tensor is not one that kernels can read as it is.
-    """
-    key: list[Any] = [_default_dtype()]
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            grad = value.requires_grad
-            if (grad and _grad_enabled()) or value.is_neg():
-                raise NoKey
-            device = value.get_device()
-            key += (
-                value.dtype,
-                value.shape,
-                value.stride(),
-                device if device >= 0 else value.device.type,
-                _alignment[value.data_ptr() & 15],
-                grad,
-            )
-        elif kind is float or kind is int:
-            key.append(kind)
-        else:
-            key.append(_static_key(value, kind))
-    return tuple(key)
-
-
-def _static_key(value: Any, kind: type) -> tuple[Any, ...]:
-    if kind in STATIC_TYPES:
-        return (kind, value)
-    if isinstance(value, (tuple, list)):
-        return (kind, call_key(tuple(value)))
-    if isinstance(value, dict):
-        return (kind, tuple(value), call_key(tuple(value.values())))
-    if kind is slice:
-        return (kind, call_key((value.start, value.stop, value.step)))
-    if isinstance(value, Tensor):
-        raise NoKey
-    if isinstance(value, enum.Enum):
-        return (kind, value)
-    return (kind,)
-
-
-def trace_key(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a trace assumes of a call that its guards do not check.
-
-    That is dtype, rank, device and which extents are 0 or 1 of tensors, and types and values of static arguments.
-    """
-    key: list[Any] = [torch.get_default_dtype()]
-    for value in values:
-        kind = type(value)
-        if isinstance(value, Tensor):
-            extents = tuple(size if size < 2 else -1 for size in value.shape)
-            key.append((value.dtype, extents, value.device, value.requires_grad))
-        elif isinstance(value, (tuple, list)):
-            key.append((kind, trace_key(tuple(value))))
-        elif isinstance(value, dict):
-            key.append((kind, tuple(value), trace_key(tuple(value.values()))))
-        elif kind in STATIC_TYPES or isinstance(value, enum.Enum):
-            key.append((kind, value))
-        else:
-            key.append(kind)
-    return tuple(key)
 
 
 def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:

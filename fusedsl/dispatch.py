@@ -20,22 +20,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from fusedsl.arguments import (
-    ALIGNMENT,
-    NoKey,
-    call_key,
-    check_arguments,
-    check_devices,
-    check_tensor,
-    describe,
-    make_binder,
-    trace_key,
-)
+from fusedsl.arguments import check_arguments, check_devices, check_tensor, describe, make_binder
 from fusedsl.config import config, logger
 from fusedsl.executor import Run, bind_program, build_tree, picker
 from fusedsl.frontend.guards import compile_accessors, compile_guards, explain_failure, is_volatile
 from fusedsl.frontend.records import AccessPath, Guard, Trace
 from fusedsl.frontend.trace import trace as trace_function
+from fusedsl.keys import ALIGNMENT, NoKey, call_key, key_function, trace_key
 from fusedsl.numba_cuda.device import DeviceProperties, properties, resolve
 from fusedsl.options import Options
 from fusedsl.pipeline import Program, build_program
@@ -109,6 +100,7 @@ class Dispatcher:
         self.signature = inspect.signature(fn, follow_wrapped=False)
         self.names, self.bind = make_binder(fn, self.signature)
         self._calls: dict[tuple[Any, ...], tuple[Call, ...]] = {}
+        self._recent: dict[tuple[type, ...], tuple[Callable[..., bool] | None, Call]] = {}
         self._traces: dict[tuple[Any, ...], list[TraceEntry]] = {}
         self._lock = threading.RLock()
 
@@ -120,13 +112,21 @@ class Dispatcher:
         Args:
             values: the arguments in the order of the parameters (what ``bind`` returns).
         """
+        kinds = tuple(map(type, values))
         try:
-            alternatives = self._calls[call_key(values)]
+            check, ready = self._recent.get(kinds, _NOTHING_RECENT)
+            if check is not None and check(*values):
+                result = ready(values)
+                if result is not MISS:
+                    COUNTERS.hits += 1
+                    return result
+            alternatives = self._calls[key_function(kinds)(*values)]
         except (KeyError, NoKey, RuntimeError, TypeError):
             return MISS
         for ready in alternatives:
             result = ready(values)
             if result is not MISS:
+                self._recent[kinds] = (quick_check(values), ready)
                 COUNTERS.hits += 1
                 return result
         return MISS
@@ -147,8 +147,11 @@ class Dispatcher:
         return build_tree(entry.trace.outputs)(run(tensors, scalars), tensors)
 
     def _remember(self, values: tuple[Any, ...], ready: Call) -> None:
-        key = call_key(values)
-        known = self._calls.get(key, ())
+        try:
+            key = call_key(values)
+            known = self._calls.get(key, ())
+        except TypeError:  # an argument that cannot be hashed: every call looks its trace up
+            return
         self._calls[key] = (ready, *known[: _MAX_ALTERNATIVES - 1])
         trim(self._calls, config.max_cached_calls)
 
@@ -221,38 +224,47 @@ class Dispatcher:
         """A closure for level 1, which checks only what the exact key does not already hold."""
         trace = entry.trace
         tree = build_tree(trace.outputs)
-        known = dict(zip(self.names, values, strict=True))
-        captured = tuple(i for i, path in enumerate(trace.tensors) if not _in_key(path, known))
-        direct = not captured and all(_is_direct(path) for path in (*trace.tensors, *trace.scalars))
-        if direct and not any(_must_check(guard) for guard in trace.guards):
-            pick_tensors = picker([self.names.index(path.name) for path in trace.tensors])
-            pick_scalars = picker([self.names.index(path.name) for path in trace.scalars])
+        guards = [guard for guard in trace.guards if _must_check(guard)]
+        holds = compile_guards(trace, self.fn, _must_check) if guards else None
+        reads_arguments = any(_reads_arguments(guard) for guard in guards)
+        if reads_arguments or not all(_is_direct(path) for path in (*trace.tensors, *trace.scalars)):
+            return self._nested_ready(entry, values, tensors, run)
+        pick_tensors = picker([self.names.index(path.name) for path in trace.tensors])
+        pick_scalars = picker([self.names.index(path.name) for path in trace.scalars])
 
-            def ready(values: tuple[Any, ...]) -> Any:
-                tensors = pick_tensors(values)
-                return tree(run(tensors, pick_scalars(values)), tensors)
+        def ready(values: tuple[Any, ...]) -> Any:
+            if holds is not None and not holds(_NO_ARGUMENTS):
+                return MISS
+            tensors = pick_tensors(values)
+            return tree(run(tensors, pick_scalars(values)), tensors)
 
-            return ready
+        return ready
 
-        names = self.names
-        fetch = entry.fetch
+    def _nested_ready(self, entry: TraceEntry, values: tuple[Any, ...], tensors: tuple[Tensor, ...], run: Run) -> Call:
+        """As ``_ready``, where values are captured or lie in containers and objects."""
+        trace, names, fetch = entry.trace, self.names, entry.fetch
+        tree = build_tree(trace.outputs)
         holds = compile_guards(trace, self.fn, _must_check)
-        expected = call_key(tuple(tensors[i] for i in captured))
+        known = dict(zip(names, values, strict=True))
+        captured = picker([i for i, path in enumerate(trace.tensors) if not _in_key(path, known)])
+        expected = call_key(captured(tensors))
 
-        def guarded(values: tuple[Any, ...]) -> Any:
+        def ready(values: tuple[Any, ...]) -> Any:
             arguments = dict(zip(names, values))  # noqa: B905 (they come from one signature)
             if not holds(arguments):
                 return MISS
             tensors, scalars = fetch(arguments)
-            if captured:
-                try:
-                    if call_key(tuple([tensors[i] for i in captured])) != expected:
-                        return MISS
-                except (NoKey, RuntimeError):
+            try:
+                if call_key(captured(tensors)) != expected:
                     return MISS
+            except (NoKey, RuntimeError):
+                return MISS
             return tree(run(tensors, scalars), tensors)
 
-        return guarded
+        return ready
+
+
+_NO_ARGUMENTS: dict[str, Any] = {}
 
 
 def _is_direct(path: AccessPath) -> bool:
@@ -274,3 +286,7 @@ def _in_key(path: AccessPath, arguments: Mapping[str, Any]) -> bool:
 def _must_check(guard: Guard) -> bool:
     """Whether the exact key of a call leaves a guard open (the key has the types of all arguments)."""
     return is_volatile(guard) and not (guard.check in ("type", "instance") and _is_direct(guard.path))
+
+
+def _reads_arguments(guard: Guard) -> bool:
+    return guard.path.root == "argument" or guard.check in ("same_size", "condition")

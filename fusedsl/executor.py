@@ -114,12 +114,13 @@ def print_source(program: Program) -> None:
 
 @attrs.frozen
 class Buffer:
-    """Memory to allocate at every call; None for shape: the slot is filled by an eager torch call."""
+    """Memory to allocate at every call; ``eager``: none, the slot is filled by an eager torch call."""
 
-    shape: tuple[int, ...] | None
-    strides: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
     zeroed: bool = False
+    eager: bool = False
     name: str = ""
 
 
@@ -156,7 +157,7 @@ class Frame:
 
         by_torch = {node_id for segment in program.segments if segment.plan is None for node_id in outputs_of(segment)}
         for node_id in (*by_torch, *program.views):
-            tensors[node_id] = add(Buffer(None))
+            tensors[node_id] = add(Buffer((), (), graph[node_id].tensor.dtype, eager=True))
         for node_id, layout in program.allocations.items():
             if node_id not in tensors:
                 node = graph[node_id]
@@ -164,7 +165,7 @@ class Frame:
         workspaces: dict[tuple[int, int], int] = {}
         for number, segment in enumerate(program.segments):
             for index, wanted in enumerate(segment.plan.workspaces if segment.plan is not None else ()):
-                buffer = Buffer((wanted.numel,), (1,), wanted.dtype, wanted.zeroed, f"workspace {index}")
+                buffer = Buffer((wanted.numel,), (1,), wanted.dtype, wanted.zeroed, name=f"workspace {index}")
                 workspaces[number, index] = add(buffer)
         scalars = _wanted_scalars(program)
         sizes = symbol_sizes(
@@ -174,6 +175,12 @@ class Frame:
         first = len(graph.inputs) + len(buffers)
         slots = {key: first + rank for rank, key in enumerate(scalars)}
         return Frame(program, tensors, tuple(buffers), workspaces, slots, compile_host(graph, scalars, sizes))
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Per slot what kernels take it as, in the words of a signature (an unread number is an address of nothing)."""
+        tensors = len(self.program.graph.inputs) + len(self.buffers)
+        return ("*uint8",) * tensors + tuple(kind or "float64" for _, kind in self.scalars)
 
     def slot(self, number: int, argument: Argument) -> int:
         """The slot of a kernel argument of segment ``number`` (not of an IntArgument)."""
@@ -231,18 +238,25 @@ def _wanted_scalars(program: Program) -> list[tuple[int, str | None]]:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
 
+#: (sizes, strides, dtype) -> tensor on the current device; a third of the host time of ``torch.empty_strided``.
+_empty_cuda = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+
 
 def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], list[Tensor]]:
-    """A function that makes all buffers."""
-    empty = torch.empty_strided
+    """A function that makes all buffers; ``device`` must be the current one when it is called."""
+
+    def portable(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    empty = portable if _empty_cuda is None or device.type != "cuda" else _empty_cuda
     if len(buffers) == 1 and not buffers[0].zeroed:
         shape, strides, dtype = buffers[0].shape, buffers[0].strides, buffers[0].dtype
-        return lambda: [empty(shape, strides, dtype=dtype, device=device)]
-    makes = [(b.shape, b.strides, b.dtype) for b in buffers]
+        return lambda: [empty(shape, strides, dtype)]
+    makes = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
     zeroed = [rank for rank, buffer in enumerate(buffers) if buffer.zeroed]
 
     def allocate() -> list[Tensor]:
-        made = [empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in makes]
+        made = [empty(shape, strides, dtype) for shape, strides, dtype in makes]
         for rank in zeroed:
             made[rank].zero_()
         return made
@@ -250,12 +264,12 @@ def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], 
     return allocate
 
 
-def _load(frame: Frame, number: int, launch: Launch, index: int) -> tuple[Launcher, tuple[int, ...]]:
-    """Compile, load and bind a launch on ``cuda:index``; also the slots of its variable arguments."""
+def _load(frame: Frame, number: int, launch: Launch, index: int) -> Launcher:
+    """Compile, load and bind a launch on ``cuda:index``; the launcher takes the addresses and numbers of all slots."""
     function = load(compile_kernel(launch.source, properties(index).arch), launch.source.signature, index)
     constants = {i: a.value for i, a in enumerate(launch.arguments) if isinstance(a, IntArgument)}
-    slots = tuple(frame.slot(number, a) for a in launch.arguments if not isinstance(a, IntArgument))
-    return function.bind(launch.geometry, constants), slots
+    sources = {i: frame.slot(number, a) for i, a in enumerate(launch.arguments) if not isinstance(a, IntArgument)}
+    return function.bind(launch.geometry, constants, sources, frame.types)
 
 
 def _bind_straight(frame: Frame, device: torch.device) -> Run:
@@ -264,16 +278,15 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
     assert _raw_stream is not None, "this torch has no CUDA"
     assert _current_device is not None
     raw_stream, current_device = _raw_stream, _current_device
-    bound = []
-    for number, segment in enumerate(frame.program.segments):
-        assert segment.plan is not None
-        for launch in segment.plan.launches:
-            launcher, slots = _load(frame, number, launch, index)
-            bound.append((launcher, picker(slots)))
+    launchers = [
+        _load(frame, number, launch, index)
+        for number, segment in enumerate(frame.program.segments)
+        for launch in (segment.plan.launches if segment.plan is not None else ())
+    ]
     allocate = _allocator(frame.buffers, device)
     results = frame.results()
     host = frame.host if frame.scalars else None
-    count = len(bound)
+    count = len(launchers)
 
     def run(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
         if current_device() != index:
@@ -284,8 +297,8 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
         if host is not None:
             arguments += host(scalars)
         stream = raw_stream(index)
-        for launch, pick in bound:
-            launch(stream, pick(arguments))
+        for launch in launchers:
+            launch(stream, arguments)
         COUNTERS.launches += count
         return results(slots)
 
@@ -320,7 +333,7 @@ def _bind_steps(frame: Frame, device: torch.device, kernels: Callable[[Frame, in
 
 
 def _make(buffer: Buffer, device: torch.device) -> Tensor | None:
-    if buffer.shape is None:
+    if buffer.eager:
         return None
     made = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
     return made.zero_() if buffer.zeroed else made
@@ -354,13 +367,17 @@ def _gpu_step(frame: Frame, number: int) -> Step:
     index = torch._C._cuda_getDevice()
     plan = frame.program.segments[number].plan
     assert plan is not None
-    bound = [(launcher, picker(slots)) for launcher, slots in (_load(frame, number, x, index) for x in plan.launches)]
+    launchers = [_load(frame, number, launch, index) for launch in plan.launches]
+    unread = [slot for (_, kind), slot in frame.scalars.items() if kind is None]
 
     def step(slots: list[Any]) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        for launch, pick in bound:
-            launch(stream, [x.data_ptr() if isinstance(x, Tensor) else x for x in pick(slots)])
-        COUNTERS.launches += len(bound)
+        arguments = [x.data_ptr() if isinstance(x, Tensor) else 0 if x is None else x for x in slots]
+        for slot in unread:
+            arguments[slot] = 0
+        for launch in launchers:
+            launch(stream, arguments)
+        COUNTERS.launches += len(launchers)
 
     return step
 

@@ -368,6 +368,21 @@ def test_fake_tensors_see_the_plain_function() -> None:
     assert tuple(found.shape) == (3, 4)
 
 
+def test_torch_compile_of_a_module_with_a_fused_forward() -> None:
+    norm = Norm(8)
+    x = torch.randn(3, 8)
+    compiled = torch.compile(norm, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), norm.forward.reference(x))
+
+
+def test_jit_trace_sees_the_plain_function() -> None:
+    x = torch.randn(5)
+    traced = torch.jit.trace(lambda x: scale(x, 3.0) + 1.0, (x,), check_trace=False)
+    y = torch.randn(7)
+    assert torch.equal(traced(y), y * 3.0 + 1.0)
+
+
 def test_inference_mode_and_no_grad(device: str) -> None:
     x = torch.randn(4, device=device, requires_grad=True)
     with torch.no_grad():

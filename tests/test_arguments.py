@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import fusedsl
-from fusedsl.arguments import ArgumentError, GradientError, NoKey, call_key, trace_key
+from fusedsl.arguments import ArgumentError, GradientError
+from fusedsl.keys import NoKey, call_key, trace_key
 
 TENSOR = "a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype"
 ANY = f"{TENSOR}, a number, bool, str, None, dtype, or a tuple, list or dict of these"
@@ -88,12 +89,14 @@ def test_trace_key_ignores_sizes_but_not_zero_and_one() -> None:
         ),
         (
             np.float32(1.5),
-            f"argument 'x' of shifted is a numpy.float32 of dtype float32 and shape ()\n  expected: {ANY}\n  try: float(number)",
+            f"argument 'x' of shifted is a numpy.float32 of dtype float32 and shape ()\n  expected: {ANY}\n"
+            "  try: float(number)",
         ),
         (1j, f"argument 'x' of shifted is a builtins.complex 1j\n  expected: {ANY}\n  try: two real arguments"),
         (
             torch.zeros(2, 3, device="meta"),
-            f"argument 'x' of shifted is a torch.Tensor on meta of dtype float32 and shape (2, 3)\n  expected: {TENSOR}\n"
+            f"argument 'x' of shifted is a torch.Tensor on meta of dtype float32 and shape (2, 3)\n"
+            f"  expected: {TENSOR}\n"
             "  try: explain, graph, source and compile, which take meta tensors; a call needs data",
         ),
         (
@@ -103,17 +106,20 @@ def test_trace_key_ignores_sizes_but_not_zero_and_one() -> None:
         ),
         (
             torch.zeros(2, dtype=torch.complex64),
-            f"argument 'x' of shifted is a torch.Tensor on cpu of dtype complex64 and shape (2,)\n  expected: {TENSOR}\n"
+            f"argument 'x' of shifted is a torch.Tensor on cpu of dtype complex64 and shape (2,)\n"
+            f"  expected: {TENSOR}\n"
             "  try: torch.view_as_real(tensor), which has a last dim of size 2",
         ),
         (
             torch.zeros(2, dtype=torch.float8_e4m3fn),
-            f"argument 'x' of shifted is a torch.Tensor on cpu of dtype float8_e4m3fn and shape (2,)\n  expected: {TENSOR}\n"
+            f"argument 'x' of shifted is a torch.Tensor on cpu of dtype float8_e4m3fn and shape (2,)\n"
+            f"  expected: {TENSOR}\n"
             "  try: tensor.to(torch.float32): float8_e4m3fn is not supported",
         ),
         (
             torch.zeros(2).as_subclass(Labelled),
-            f"argument 'x' of shifted is a {__name__}.Labelled on cpu of dtype float32 and shape (2,)\n  expected: {TENSOR}\n"
+            f"argument 'x' of shifted is a {__name__}.Labelled on cpu of dtype float32 and shape (2,)\n"
+            f"  expected: {TENSOR}\n"
             "  try: tensor.as_subclass(torch.Tensor), if the subclass only labels a dense tensor",
         ),
     ],
@@ -150,8 +156,8 @@ def test_two_devices_names_both() -> None:
     with pytest.raises(ArgumentError) as caught:
         shifted.graph(torch.zeros(2), torch.zeros(3, device="meta"))
     assert str(caught.value) == (
-        "ArgumentError: arguments of shifted are on different devices: 'x' is a torch.Tensor on cpu of dtype float32 and "
-        "shape (2,), 'y' is a torch.Tensor on meta of dtype float32 and shape (3,)\n"
+        "ArgumentError: arguments of shifted are on different devices: 'x' is a torch.Tensor on cpu of dtype float32 "
+        "and shape (2,), 'y' is a torch.Tensor on meta of dtype float32 and shape (3,)\n"
         "  expected: all tensors on one device\n"
         "  try: y.to('cpu')"
     )

@@ -17,7 +17,7 @@ from fusedsl.graph.builder import Builder
 from fusedsl.graph.types import ScalarType
 from fusedsl.host_scalars import HostScalarError, compile_host
 
-Pair = collections.namedtuple("Pair", ["first", "second"])  # noqa: PYI024 (a named tuple as users write it)
+Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 def test_picker() -> None:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain map: which dims of which values are the same loop.
+"""The domain map: which dims of which values are the same loop, and over which loops a value really varies.
 
 Dims linked by elementwise producer-consumer edges form one class (union-find). Dims of extent 1 belong to no class: they
 cost nothing and broadcast against anything. A reduction links its kept dims; the reduced dims stay classes of its input.
+A value that was expanded along a loop has a dim of that class but does not vary over it.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import attrs
 
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
-from fusedsl.graph.types import Extent
+from fusedsl.graph.types import Extent, Symbol
 
 
 @attrs.frozen
@@ -23,13 +25,15 @@ class DomainMap:
     Attributes:
         dims: per node, per dim, the class or None for an extent of 1; empty for host scalars.
         extents: the extent of each class.
+        varies: per node, the classes its elements differ along: those of its dims, less the ones it was expanded along.
     """
 
     dims: tuple[tuple[int | None, ...], ...]
     extents: tuple[Extent, ...]
+    varies: tuple[frozenset[int], ...]
 
     def classes(self, node_id: int) -> tuple[int, ...]:
-        """The classes a value varies over, in its dim order."""
+        """The classes of the dims of a value, in its dim order, expanded ones included."""
         return tuple(c for c in self.dims[node_id] if c is not None)
 
     def self_mapped(self, node_id: int) -> bool:
@@ -42,6 +46,11 @@ def kept_dims(node: Node, rank: int) -> tuple[int, ...]:
     """The source dims that a reduction keeps, in order."""
     reduced = node.attribute("dims")
     return tuple(d for d in range(rank) if d not in reduced)
+
+
+def class_sizes(domains: DomainMap, sizes: Mapping[Symbol, int]) -> tuple[int, ...]:
+    """The run-time extent of every class."""
+    return tuple(e if isinstance(e, int) else sizes[e] for e in domains.extents)
 
 
 class _Classes:
@@ -94,12 +103,25 @@ def domain_map(graph: Graph) -> DomainMap:
                 if source_dim is not None:
                     classes.join(source_dims[source_dim], mine_dim)
         elif kind is Kind.REDUCTION:
-            source = graph[node.inputs[0]]
-            for mine_dim, source_dim in zip(mine, kept_dims(node, source.tensor.rank), strict=True):
-                classes.join(dims[source.id][source_dim], mine_dim)
+            rank = graph[node.inputs[0]].tensor.rank
+            for mine_dim, source_dim in zip(mine, kept_dims(node, rank), strict=True):
+                classes.join(dims[node.inputs[0]][source_dim], mine_dim)
     roots = sorted({classes.find(c) for found in dims for c in found if c is not None})
     index = {root: i for i, root in enumerate(roots)}
-    return DomainMap(
-        tuple(tuple(None if c is None else index[classes.find(c)] for c in found) for found in dims),
-        tuple(classes.extent[root] for root in roots),
-    )
+    numbered = tuple(tuple(None if c is None else index[classes.find(c)] for c in found) for found in dims)
+    return DomainMap(numbered, tuple(classes.extent[root] for root in roots), _varying(graph, numbered))
+
+
+def _varying(graph: Graph, dims: tuple[tuple[int | None, ...], ...]) -> tuple[frozenset[int], ...]:
+    """Per node, the classes along which its elements differ."""
+    found: list[frozenset[int]] = []
+    for node in graph.nodes:
+        kind = OPS[node.op].kind
+        if not node.is_tensor or kind is Kind.FACTORY:
+            found.append(frozenset())
+        elif kind in (Kind.INPUT, Kind.OPAQUE):
+            found.append(frozenset(c for c in dims[node.id] if c is not None))
+        else:
+            sources = frozenset().union(*(found[i] for i in node.inputs))
+            found.append(sources & frozenset(c for c in dims[node.id] if c is not None))
+    return tuple(found)

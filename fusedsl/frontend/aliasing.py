@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values share memory in eager torch, and in-place operations.
 
-A handle (a ``TensorValue`` object) stands for one tensor object of the eager run. Handles that share memory belong to one
-``Storage``. An in-place operation gives its handle the new node, so that every name that holds the handle sees it; it is
-refused when another live handle shares the memory, or when the memory is not the function's own.
+A handle (a ``TensorValue`` object) stands for one tensor object of the eager run. Handles that share memory belong to
+one ``Storage``. An in-place operation gives its handle the new node, so that every name that holds the handle sees it;
+it is refused when another live handle shares the memory, or when the memory is not the function's own.
 """
 
 from __future__ import annotations

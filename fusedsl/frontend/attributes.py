@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import difflib
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +40,19 @@ _UNKNOWN_WHILE_TRACING = {
 }
 
 #: Methods of Python's containers that change them.
-_CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault"}
+_CHANGES = {
+    "add",
+    "append",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+}
 _CHANGES |= {"sort", "update", "difference_update", "intersection_update", "symmetric_difference_update"}
 
 
@@ -50,6 +63,24 @@ def shape_of(tr: Tracer, value: TensorValue) -> tuple[Any, ...]:
         source = None if isinstance(extent, int) else tr.captures.origin(extent)
         found.append(size(value, dim) if source is None else size(*source))
     return tuple(found)
+
+
+_PROPERTIES: dict[str, Callable[[Tracer, TensorValue], Any]] = {
+    "shape": shape_of,
+    "dtype": lambda tr, owner: owner.dtype,
+    "ndim": lambda tr, owner: owner.rank,
+    "device": lambda tr, owner: tr.device,
+    "is_cuda": lambda tr, owner: tr.device.type == "cuda",
+    "is_cpu": lambda tr, owner: tr.device.type == "cpu",
+    "is_meta": lambda tr, owner: tr.device.type == "meta",
+    "layout": lambda tr, owner: torch.strided,
+    "is_sparse": lambda tr, owner: False,
+    "is_quantized": lambda tr, owner: False,
+    "is_nested": lambda tr, owner: False,
+    "itemsize": lambda tr, owner: owner.dtype.itemsize,
+    "requires_grad": lambda tr, owner: _flag(tr, owner, "requires_grad"),
+    "is_leaf": lambda tr, owner: _flag(tr, owner, "is_leaf"),
+}
 
 
 def read_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Any, name: str) -> Any:
@@ -72,25 +103,8 @@ def read_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Any, name: st
 
 
 def _tensor_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: TensorValue, name: str) -> Any:
-    match name:
-        case "shape":
-            return shape_of(tr, owner)
-        case "dtype":
-            return owner.dtype
-        case "ndim":
-            return owner.rank
-        case "device":
-            return tr.device
-        case "is_cuda" | "is_cpu" | "is_meta":
-            return tr.device.type == name.removeprefix("is_")
-        case "layout":
-            return torch.strided
-        case "is_sparse" | "is_quantized" | "is_mkldnn" | "is_nested":
-            return False
-        case "itemsize":
-            return owner.dtype.itemsize
-        case "requires_grad" | "is_leaf":
-            return _flag(tr, owner, name)
+    if name in _PROPERTIES:
+        return _PROPERTIES[name](tr, owner)
     if name in _HOST_METHODS:
         tr.fail(HostValue, frame, node, what=f".{name}()", hint=_HOST_METHODS[name])
     if name in _UNKNOWN_WHILE_TRACING:

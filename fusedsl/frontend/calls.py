@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,10 @@ from fusedsl.frontend.callables import ScalarValue, TensorValue, lookup, lookup_
 from fusedsl.frontend.callables.values import cast, host
 from fusedsl.frontend.captures import is_torch
 from fusedsl.frontend.errors import HostValue, NotCallable, UnsupportedCall, UnsupportedOperation
-from fusedsl.frontend.expressions import BINARY, binary
 from fusedsl.frontend.inline import inline
 from fusedsl.frontend.inplace import update
 from fusedsl.frontend.opaque import call_opaque
+from fusedsl.frontend.operators import BINARY, binary
 from fusedsl.frontend.pybuiltins import BUILTINS
 from fusedsl.frontend.queries import QUERIES, TENSOR_QUERIES
 from fusedsl.frontend.scope import Frame
@@ -30,9 +31,19 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 #: In-place methods that change more than values, or take them from elsewhere than their arguments.
-_REFUSED_INPLACE = {"resize_", "set_", "requires_grad_", "detach_", "t_", "unsqueeze_", "squeeze_", "transpose_", "swapaxes_"}
+_REFUSED_INPLACE = {
+    "resize_",
+    "set_",
+    "requires_grad_",
+    "detach_",
+    "t_",
+    "unsqueeze_",
+    "squeeze_",
+    "transpose_",
+    "swapaxes_",
+}
 _REFUSED_INPLACE |= {"as_strided_", "swapdims_", "rename_", "share_memory_", "apply_", "map_", "put_", "retain_grad_"}
-_FILLS = {"zero_": torch.zeros_like, "fill_": torch.full_like}
+_FILLS: dict[str, Callable[..., Any]] = {"zero_": torch.zeros_like, "fill_": torch.full_like}
 _PLAIN_TYPES = (str, bytes, list, tuple, dict, set, frozenset, int, float, bool, complex, slice, range)
 _PURE_MODULES = ("math", "_operator", "operator", "itertools", "builtins", "collections")
 _PURE_CLASSES = (torch.device, torch.finfo, torch.iinfo, slice, frozenset)
@@ -91,12 +102,10 @@ def _call_inplace(
     tr: Tracer, frame: Frame, node: ast.AST, name: str, target: TensorValue, args: Args, kwargs: Kwargs
 ) -> TensorValue:
     base = name[:-1]
-    function: Callable[..., Any] | None = getattr(torch.Tensor, base, None)
-    handler = lookup_method(base)
-    if name in _FILLS:
-        function = _FILLS[name]
-        handler = lookup(function)
-    elif name == "copy_":
+    filling = _FILLS.get(name)
+    function: Callable[..., Any] | None = getattr(torch.Tensor, base, None) if filling is None else filling
+    handler = lookup_method(base) if filling is None else lookup(filling)
+    if name == "copy_":
         return update(tr, frame, node, f"'.{name}'", target, lambda: _copied(target, *args))
     if name in _REFUSED_INPLACE or (handler is None and function is None):
         tr.fail(UnsupportedOperation, frame, node, name=f".{name}", reason="it has no out-of-place form")
@@ -126,14 +135,16 @@ def _call_object(tr: Tracer, frame: Frame, node: ast.AST, callee: Captured, args
     if isinstance(value, functools.partial):
         function = tr.captures.wrap(value.func, path.attribute("func"))
         before = [tr.captures.wrap(x, path.attribute("args").item(i)) for i, x in enumerate(value.args)]
-        tr.captures.guard(path.attribute("args"), "length", len(value.args), f"{path} binds {len(value.args)} arguments")
+        tr.captures.guard(
+            path.attribute("args"), "length", len(value.args), f"{path} binds {len(value.args)} arguments"
+        )
         tr.captures.guard(path.attribute("keywords"), "keys", tuple(value.keywords), f"{path} binds the same keywords")
         named = {k: tr.captures.wrap(x, path.attribute("keywords").item(k)) for k, x in value.keywords.items()}
         return call(tr, frame, node, function, (*before, *args), {**named, **kwargs})
     wrapped = getattr(value, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
         return call(tr, frame, node, _code_of(tr, wrapped, path.attribute("__wrapped__")), args, kwargs)
-    method = getattr(type(value), "__call__", None)
+    method = inspect.getattr_static(type(value), "__call__", None)
     if isinstance(method, types.FunctionType):
         function = _code_of(tr, method, path.attribute("__class__").attribute("__call__"))
         return call(tr, frame, node, function, (callee, *args), kwargs)
@@ -152,11 +163,9 @@ def _code_of(tr: Tracer, function: Any, path: Any) -> Any:
 
 
 def _call_python(tr: Tracer, frame: Frame, node: ast.AST, callee: Any, args: Args, kwargs: Kwargs) -> Any:
-    if _hashable(callee):
-        if callee in BUILTINS:
-            return BUILTINS[callee](tr, frame, node, *args, **kwargs)
-        if callee in QUERIES:
-            return QUERIES[callee](tr, frame, node, *args, **kwargs)
+    known = BUILTINS.get(callee) or QUERIES.get(callee) if _hashable(callee) else None
+    if known is not None:
+        return known(tr, frame, node, *args, **kwargs)
     if isinstance(getattr(callee, "__self__", None), _PLAIN_TYPES):
         return _call_container_method(tr, frame, node, callee, args, kwargs)
     if callee is functools.partial:
@@ -167,13 +176,23 @@ def _call_python(tr: Tracer, frame: Frame, node: ast.AST, callee: Any, args: Arg
     name = getattr(callee, "__name__", "")
     if module in ("_operator", "operator") and name in _OPERATOR_NODES and len(args) == 2:
         return binary(tr, frame, node, _OPERATOR_NODES[name], *args)
-    if isinstance(callee, type) and hasattr(callee, "_fields") and issubclass(callee, tuple):
-        return tr.run_static(frame, node, callee, *args, **kwargs)
     if is_torch(callee) or lookup(callee) is not None or _is_torch_method(callee):
         return _call_torch(tr, frame, node, callee, args, kwargs)
+    return _call_library(tr, frame, node, callee, args, kwargs)
+
+
+def _call_library(tr: Tracer, frame: Frame, node: ast.AST, callee: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A class, or a function of the standard library."""
+    if isinstance(callee, type) and hasattr(callee, "_fields") and issubclass(callee, tuple):
+        return tr.run_static(frame, node, callee, *args, **kwargs)
+    module = getattr(callee, "__module__", None)
     if module in _PURE_MODULES or callee in _PURE_CLASSES or _is_enum(callee):
         return _call_pure(tr, frame, node, callee, args, kwargs)
-    reason = "it is not a pure function that can be run while tracing" if not isinstance(callee, type) else "objects cannot be made while tracing"
+    reason = (
+        "it is not a pure function that can be run while tracing"
+        if not isinstance(callee, type)
+        else "objects cannot be made while tracing"
+    )
     hint = "call it outside and pass the result"
     return tr.fail(UnsupportedCall, frame, node, name=describe(callee), reason=reason, hint=hint)
 
@@ -228,7 +247,9 @@ def _call_container_method(tr: Tracer, frame: Frame, node: ast.AST, callee: Any,
         if callee.__name__ == "join":
             args = [[str(x) for x in tr.static(args[0])]]
         return _call_pure(tr, frame, node, callee, args, kwargs)
-    if callee.__name__ in ("sort", "index", "count", "remove") and any(isinstance(x, SYMBOLIC) for x in [*owner, *args]):
+    if callee.__name__ in ("sort", "index", "count", "remove") and any(
+        isinstance(x, SYMBOLIC) for x in [*owner, *args]
+    ):
         name = f"'.{callee.__name__}'"
         reason = "it compares values that are not known while tracing"
         tr.fail(UnsupportedCall, frame, node, name=name, reason=reason, hint=None)
@@ -250,5 +271,3 @@ def _is_enum(callee: Any) -> bool:
 
 def _hashable(callee: Any) -> bool:
     return getattr(type(callee), "__hash__", None) is not None
-
-

@@ -172,7 +172,9 @@ class Captures:
     def global_path(self, function: Function, name: str) -> AccessPath:
         """Where a global name of ``function`` is found; one path for all functions of the fused function's module."""
         assert function.function is not None
-        return AccessPath("global", name) if function.function.__globals__ is self.module else function.global_path(name)
+        return (
+            AccessPath("global", name) if function.function.__globals__ is self.module else function.global_path(name)
+        )
 
     def argument(self, value: Any, path: AccessPath) -> Any:
         """A value given to the fused function itself: numbers stay unknown until the structure depends on them."""
@@ -188,7 +190,7 @@ class Captures:
         """
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path)
-        if isinstance(value, _IDENTICAL) or isinstance(value, (enum.Enum, type)):
+        if isinstance(value, (*_IDENTICAL, enum.Enum, type)):
             self.guard(path, "is", value, f"{path} is {_show(value)}")
             return value
         if type(value) in _EQUAL:
@@ -204,7 +206,9 @@ class Captures:
             self.guard(path, "is", value, f"{path} is {_show(value)}")
             return value
         if type(value).__module__ == "numpy":
-            raise UnsupportedArgument(path=f"'{path}'", found=f"a numpy {type(value).__name__}", hint=_numpy_hint(value))
+            raise UnsupportedArgument(
+                path=f"'{path}'", found=f"a numpy {type(value).__name__}", hint=_numpy_hint(value)
+            )
         if is_torch(value) and callable(value) and not isinstance(value, torch.nn.Module):
             self.guard(path, "is", value, f"{path} is {_show(value)}")
             return value

@@ -44,12 +44,14 @@ def _rebuild(cls: type[FuseError], message: str, span: SourceSpan | None, expect
     return error
 
 
-# the function itself ---------------------------------------------------------------------------------------------------
+# the function itself --------------------------------------------------------------------------------------------------
 
 
 class SourceNotAvailable(FrontendError):
     template = "the source of '{name}' cannot be found ({where})"
-    expected_template = "a function whose text Python can show: a file, a notebook cell, or text registered in linecache"
+    expected_template = (
+        "a function whose text Python can show: a file, a notebook cell, or text registered in linecache"
+    )
     hint_template = "put the function into a file"
 
 
@@ -89,7 +91,7 @@ class UnsupportedArgument(FrontendError):
     hint_template = "{hint}"
 
 
-# statements and expressions --------------------------------------------------------------------------------------------
+# statements and expressions -------------------------------------------------------------------------------------------
 
 
 class UnsupportedStatement(FrontendError):
@@ -169,7 +171,7 @@ class RaisedByFunction(FrontendError):
     template = "the function raises {reason}"
 
 
-# calls -----------------------------------------------------------------------------------------------------------------
+# calls ----------------------------------------------------------------------------------------------------------------
 
 
 class NotCallable(FrontendError):
@@ -214,7 +216,7 @@ class UnsupportedOperation(FrontendError):
     hint_template = "call it outside the fused function"
 
 
-# in-place, and results -------------------------------------------------------------------------------------------------
+# in-place, and results ------------------------------------------------------------------------------------------------
 
 
 class InPlaceOnArgument(FrontendError):

@@ -4,99 +4,22 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import difflib
-import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from fusedsl.frontend.attributes import read_attribute
-from fusedsl.frontend.callables import ScalarValue, TensorValue, lookup_method, lookup_operator
+from fusedsl.frontend.callables import ScalarValue, TensorValue, lookup_operator
 from fusedsl.frontend.callables.values import host
-from fusedsl.frontend.errors import (
-    HostValue,
-    TensorIteration,
-    UnassignedName,
-    UndefinedName,
-    UnsupportedExpression,
-)
-from fusedsl.frontend.opaque import call_opaque
+from fusedsl.frontend.containers import bind, iterate, read_item
+from fusedsl.frontend.errors import HostValue, UnsupportedExpression
+from fusedsl.frontend.names import assign_target, read_name
+from fusedsl.frontend.operators import UNARY, binary, compare, object_of, plain
 from fusedsl.frontend.scope import Frame, target_names
 from fusedsl.frontend.tracer import Tracer
-from fusedsl.frontend.values import SYMBOLIC, Captured, Function, describe
-from fusedsl.frontend.errors import UnpackMismatch
+from fusedsl.frontend.values import Function, hints
 
-BINARY = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and_",
-    ast.BitOr: "or_",
-    ast.BitXor: "xor",
-    ast.MatMult: "matmul",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-}
-UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 _LOGICAL_HINTS = {ast.And: "a & b, or torch.logical_and(a, b)", ast.Or: "a | b, or torch.logical_or(a, b)"}
-
-
-# names ----------------------------------------------------------------------------------------------------------------
-
-
-def read_name(tr: Tracer, frame: Frame, node: ast.Name) -> Any:
-    """A name by Python's rules: local, enclosing function, module, builtins."""
-    name = node.id
-    owner = frame.owner(name)
-    if owner is not None:
-        if name not in owner.values:
-            tr.fail(UnassignedName, frame, node, name=name)
-        return owner.values[name]
-    tr.at(frame, node)
-    captured: Function = frame.captured()
-    function = captured.function
-    assert function is not None
-    free = function.__code__.co_freevars
-    if name in free:
-        try:
-            value = (function.__closure__ or ())[free.index(name)].cell_contents
-        except ValueError:
-            tr.fail(UnassignedName, frame, node, name=name)
-        return tr.captures.wrap(value, captured.closure_path(free.index(name)))
-    if name in function.__globals__:
-        return tr.captures.wrap(function.__globals__[name], tr.captures.global_path(captured, name))
-    if hasattr(builtins, name):
-        return getattr(builtins, name)
-    return tr.fail(UndefinedName, frame, node, name=name, hint=_suggest(name, frame, function.__globals__))
-
-
-def _suggest(name: str, frame: Frame, module: dict[str, Any]) -> str | None:
-    known = set(module)
-    current: Frame | None = frame
-    while current is not None:
-        known |= current.names
-        current = current.parent
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"'{close[0]}'" if close else None
-
-
-def assign_target(tr: Tracer, frame: Frame, name: str, value: Any) -> None:
-    """Bind a name; a computed value takes it as its own name in the graph."""
-    owner = frame.owner(name) or frame
-    owner.values[name] = value
-    if isinstance(value, (TensorValue, ScalarValue)):
-        tr.builder.rename(value.id, name)
 
 
 def _named(tr: Tracer, frame: Frame, node: ast.NamedExpr) -> Any:
@@ -106,36 +29,6 @@ def _named(tr: Tracer, frame: Frame, node: ast.NamedExpr) -> Any:
 
 
 # operators ------------------------------------------------------------------------------------------------------------
-
-
-def binary(tr: Tracer, frame: Frame, node: ast.AST, op: type[ast.AST], left: Any, right: Any) -> Any:
-    """An arithmetic operator or a comparison on any values."""
-    if isinstance(left, TensorValue) or isinstance(right, TensorValue):
-        handler = lookup_operator(op)
-        result = NotImplemented if handler is None else tr.apply(frame, node, handler, (left, right), {})
-        if result is not NotImplemented:
-            return result
-        return call_opaque(tr, frame, node, getattr(operator, BINARY[op]), (left, right), {})
-    if isinstance(left, ScalarValue) or isinstance(right, ScalarValue):
-        if all(isinstance(x, (ScalarValue, bool, int, float)) for x in (left, right)):
-            return _host_binary(tr, frame, node, BINARY[op], left, right)
-    left, right = _plain(tr, frame, node, left), _plain(tr, frame, node, right)
-    return tr.run_static(frame, node, getattr(operator, BINARY[op]), left, right)
-
-
-def _host_binary(tr: Tracer, frame: Frame, node: ast.AST, name: str, left: Any, right: Any) -> Any:
-    tr.at(frame, node)
-    if name == "pow" and isinstance(right, ScalarValue) and type(right.hint) is int:
-        tr.condition(host("ge", right, 0))
-    return tr.apply(frame, node, lambda builder, *operands: host(name, *operands), (left, right), {})
-
-
-def _plain(tr: Tracer, frame: Frame, node: ast.AST, value: Any) -> Any:
-    """A value that a Python operator can work on."""
-    value = tr.static(value)
-    if isinstance(value, SYMBOLIC):
-        tr.fail(UnsupportedExpression, frame, node, what=f"an operator on {describe(value)}", hint=None)
-    return value
 
 
 def _binop(tr: Tracer, frame: Frame, node: ast.BinOp) -> Any:
@@ -155,7 +48,7 @@ def _unaryop(tr: Tracer, frame: Frame, node: ast.UnaryOp) -> Any:
     name = UNARY[type(node.op)]
     if isinstance(value, ScalarValue):
         return tr.apply(frame, node, lambda builder, x: host(name, x), (value,), {})
-    return tr.run_static(frame, node, getattr(operator, name), _plain(tr, frame, node, value))
+    return tr.run_static(frame, node, getattr(operator, name), plain(tr, frame, node, value))
 
 
 def _boolop(tr: Tracer, frame: Frame, node: ast.BoolOp) -> Any:
@@ -183,111 +76,12 @@ def _compare(tr: Tracer, frame: Frame, node: ast.Compare) -> Any:
     return result
 
 
-def compare(tr: Tracer, frame: Frame, node: ast.AST, op: ast.cmpop, left: Any, right: Any) -> Any:
-    """One comparison."""
-    match op:
-        case ast.Is():
-            return _identical(tr, frame, node, left, right)
-        case ast.IsNot():
-            return not _identical(tr, frame, node, left, right)
-        case ast.In():
-            return _contains(tr, frame, node, left, right)
-        case ast.NotIn():
-            return not _contains(tr, frame, node, left, right)
-    if isinstance(op, (ast.Eq, ast.NotEq)) and not _is_number_like(left, right):
-        found = _equal(tr, left, right)
-        if found is not None:
-            return found is isinstance(op, ast.Eq)
-    return binary(tr, frame, node, type(op), left, right)
-
-
-def _is_number_like(left: Any, right: Any) -> bool:
-    return any(isinstance(x, (TensorValue, ScalarValue)) for x in (left, right)) and not any(
-        isinstance(x, (str, list, tuple, dict, Captured, Function)) or x is None for x in (left, right)
-    )
-
-
-def _equal(tr: Tracer, left: Any, right: Any) -> bool | None:
-    """Equality where Python's own would not do: containers of host scalars, captured objects. None: compare plainly."""
-    left, right = (tr.captures.contents(x) if tr.captures.is_container(x) else x for x in (left, right))
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        if isinstance(left, list) is not isinstance(right, list) or len(left) != len(right):
-            return False
-        for a, b in zip(left, right, strict=True):
-            same = _equal(tr, a, b)
-            if same is None:
-                same = tr.condition(host("eq", a, b)) if ScalarValue in (type(a), type(b)) else bool(a == b)
-            if not same:
-                return False
-        return True
-    for value in (left, right):
-        if isinstance(value, (Captured, Function)):
-            tr.captures.guard(value.path, "is", object_of(value), f"{value.path} is the same object")  # type: ignore[arg-type]
-    if isinstance(left, SYMBOLIC[2:]) or isinstance(right, SYMBOLIC[2:]):
-        return bool(object_of(left) == object_of(right))
-    if isinstance(left, (TensorValue, ScalarValue)) or isinstance(right, (TensorValue, ScalarValue)):
-        numbers = isinstance(left, (ScalarValue, int, float)) and isinstance(right, (ScalarValue, int, float))
-        return None if numbers else left is right
-    return None
-
-
-def object_of(value: Any) -> Any:
-    """The Python object behind a captured value."""
-    if isinstance(value, Captured):
-        return value.value
-    if isinstance(value, Function) and value.function is not None:
-        return value.function
-    return value
-
-
-def _identical(tr: Tracer, frame: Frame, node: ast.AST, left: Any, right: Any) -> bool:
-    for value, other in ((left, right), (right, left)):
-        if isinstance(value, (Captured, Function)) and value.path is not None and other is not None:
-            tr.at(frame, node)
-            tr.captures.guard(value.path, "is", object_of(value), f"{value.path} is the same object")
-    left, right = (tr.static(x) if isinstance(x, ScalarValue) else object_of(x) for x in (left, right))
-    return left is right
-
-
-def _contains(tr: Tracer, frame: Frame, node: ast.AST, item: Any, container: Any) -> bool:
-    if isinstance(container, TensorValue) or isinstance(item, TensorValue):
-        tr.fail(HostValue, frame, node, what="'in'", hint="(x == value).any(), as a tensor")
-    tr.at(frame, node)
-    container = tr.static(container)
-    if isinstance(container, (list, tuple)):
-        return any(
-            x is item or bool(tr.truth(frame, node, compare(tr, frame, node, ast.Eq(), x, item), "'in'")) for x in container
-        )
-    item, container = _plain(tr, frame, node, item), _plain(tr, frame, node, container)
-    return bool(tr.run_static(frame, node, operator.contains, container, item))
-
-
 def _ifexp(tr: Tracer, frame: Frame, node: ast.IfExp) -> Any:
     test = tr.truth(frame, node.test, tr.evaluate(frame, node.test), "'if'", "torch.where(condition, a, b)")
     return tr.evaluate(frame, node.body if test else node.orelse)
 
 
 # containers, subscripts -----------------------------------------------------------------------------------------------
-
-
-def iterate(tr: Tracer, frame: Frame, node: ast.AST, value: Any) -> Iterator[Any]:
-    """The items of an iterable."""
-    tr.at(frame, node)
-    value = tr.static(value)
-    if isinstance(value, TensorValue):
-        tr.fail(TensorIteration, frame, node)
-    if isinstance(value, Captured) and isinstance(value.value, _module_lists()):
-        return iter([read_item(tr, frame, node, value, i) for i in range(len(value.value))])  # type: ignore[arg-type]
-    if isinstance(value, SYMBOLIC):
-        tr.fail(UnsupportedExpression, frame, node, what=f"iterating over {describe(value)}", hint=None)
-    return iter(tr.run_static(frame, node, iter, value))
-
-
-@functools.cache
-def _module_lists() -> tuple[type, ...]:
-    from torch import nn
-
-    return (nn.ModuleList, nn.Sequential, nn.ParameterList)
 
 
 def _elements(tr: Tracer, frame: Frame, nodes: list[ast.expr]) -> list[Any]:
@@ -309,7 +103,7 @@ def _tuple(tr: Tracer, frame: Frame, node: ast.Tuple) -> tuple[Any, ...]:
 
 
 def _set(tr: Tracer, frame: Frame, node: ast.Set) -> set[Any]:
-    return {_plain(tr, frame, node, x) for x in _elements(tr, frame, node.elts)}
+    return {plain(tr, frame, node, x) for x in _elements(tr, frame, node.elts)}
 
 
 def _dict(tr: Tracer, frame: Frame, node: ast.Dict) -> dict[Any, Any]:
@@ -319,7 +113,7 @@ def _dict(tr: Tracer, frame: Frame, node: ast.Dict) -> dict[Any, Any]:
         if key is None:
             found.update(tr.run_static(frame, part, dict, tr.static(value)))
         else:
-            found[_plain(tr, frame, key, tr.evaluate(frame, key))] = value
+            found[plain(tr, frame, key, tr.evaluate(frame, key))] = value
     return found
 
 
@@ -329,34 +123,6 @@ def _slice(tr: Tracer, frame: Frame, node: ast.Slice) -> slice:
 
 def _subscript(tr: Tracer, frame: Frame, node: ast.Subscript) -> Any:
     return read_item(tr, frame, node, tr.evaluate(frame, node.value), tr.evaluate(frame, node.slice))
-
-
-def read_item(tr: Tracer, frame: Frame, node: ast.AST, value: Any, key: Any) -> Any:
-    """``value[key]``."""
-    if isinstance(value, TensorValue):
-        handler = lookup_operator(ast.Subscript) or lookup_method("__getitem__")
-        result = NotImplemented if handler is None else tr.apply(frame, node, handler, (value, key), {})
-        return call_opaque(tr, frame, node, operator.getitem, (value, key), {}) if result is NotImplemented else result
-    tr.at(frame, node)
-    key = _static_key(tr, key)
-    if isinstance(value, Captured):
-        contained = isinstance(value.value, (list, tuple, dict, *_module_lists()))
-        if contained and not isinstance(key, slice) and not isinstance(key, SYMBOLIC):
-            item = tr.run_static(frame, node, operator.getitem, value.value, key)
-            return tr.captures.wrap(item, value.path.item(key))
-        value = tr.static(value)
-    if isinstance(value, SYMBOLIC) or isinstance(key, SYMBOLIC):
-        wrong = value if isinstance(value, SYMBOLIC) else key
-        tr.fail(UnsupportedExpression, frame, node, what=f"indexing with {describe(wrong)}", hint=None)
-    return tr.run_static(frame, node, operator.getitem, value, key)
-
-
-def _static_key(tr: Tracer, key: Any) -> Any:
-    if isinstance(key, slice):
-        return slice(*(tr.static(x) for x in (key.start, key.stop, key.step)))
-    if isinstance(key, tuple):
-        return tuple(_static_key(tr, x) for x in key)
-    return tr.static(key)
 
 
 def _comprehension(
@@ -382,33 +148,6 @@ def _comprehension(
     loop(0)
 
 
-def bind(tr: Tracer, frame: Frame, target: ast.expr, value: Any) -> None:
-    """Bind names of a target (a name, or a tuple or list of targets) to a value."""
-    match target:
-        case ast.Name(id=name):
-            assign_target(tr, frame, name, value)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            _unpack(tr, frame, target, parts, value)
-        case _:
-            raise AssertionError(f"{type(target).__name__} is not a plain target")
-
-
-def _unpack(tr: Tracer, frame: Frame, target: ast.expr, parts: list[ast.expr], value: Any) -> None:
-    if isinstance(value, TensorValue):
-        hint = f"x.unbind(0), if it has {len(parts)} rows"
-        tr.fail(UnpackMismatch, frame, target, found=describe(value), wanted=len(parts), hint=hint)
-    items = list(iterate(tr, frame, target, value))
-    star = next((i for i, part in enumerate(parts) if isinstance(part, ast.Starred)), None)
-    if len(items) < len(parts) - (star is not None) or (star is None and len(items) != len(parts)):
-        tr.fail(UnpackMismatch, frame, target, found=f"{len(items)} values", wanted=len(parts), hint=None)
-    if star is not None:
-        tail = len(parts) - star - 1
-        end = len(items) - tail
-        items = [*items[:star], items[star:end], *items[end:]]
-    for part, item in zip(parts, items, strict=True):
-        bind(tr, frame, part.value if isinstance(part, ast.Starred) else part, item)
-
-
 def _listcomp(tr: Tracer, frame: Frame, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
     found: list[Any] = []
     _comprehension(tr, frame, node, lambda inner: found.append(tr.evaluate(inner, node.elt)), node.generators)
@@ -416,14 +155,14 @@ def _listcomp(tr: Tracer, frame: Frame, node: ast.ListComp | ast.GeneratorExp) -
 
 
 def _setcomp(tr: Tracer, frame: Frame, node: ast.SetComp) -> set[Any]:
-    return {_plain(tr, frame, node, x) for x in _listcomp(tr, frame, node)}  # type: ignore[arg-type]
+    return {plain(tr, frame, node, x) for x in _listcomp(tr, frame, node)}  # type: ignore[arg-type]
 
 
 def _dictcomp(tr: Tracer, frame: Frame, node: ast.DictComp) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
 
     def add(inner: Frame) -> None:
-        key = _plain(tr, inner, node.key, tr.evaluate(inner, node.key))
+        key = plain(tr, inner, node.key, tr.evaluate(inner, node.key))
         found[key] = tr.evaluate(inner, node.value)
 
     _comprehension(tr, frame, node, add, node.generators)
@@ -441,7 +180,7 @@ def _formatted(tr: Tracer, frame: Frame, node: ast.FormattedValue) -> str:
     value = tr.evaluate(frame, node.value)
     if isinstance(value, TensorValue):
         tr.fail(HostValue, frame, node.value, what="an f-string", hint="format it outside the fused function")
-    value = object_of(tr.static(value))
+    value = object_of(hints(tr.static_inside(value)))
     conversion = {-1: None, 115: str, 114: repr, 97: ascii}[node.conversion]
     if conversion is not None:
         value = conversion(value)

@@ -5,8 +5,8 @@
 * ``compile_accessors(trace, fn)`` -> ``fetch(arguments) -> (tensors, scalars)``
 * ``explain_failure(trace, fn, arguments)`` -> the first guard that does not hold, in words
 
-``arguments`` maps every parameter of ``fn`` to its value (``BoundArguments.arguments`` after ``apply_defaults``). ``fn`` is the
-fused function itself; its closure and globals are read at every call.
+``arguments`` maps every parameter of ``fn`` to its value (``BoundArguments.arguments`` after ``apply_defaults``).
+``fn`` is the fused function itself; its closure and globals are read at every call.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def explain_failure(trace: Trace, fn: types.FunctionType, arguments: Arguments) 
 
 
 def is_volatile(guard: Guard) -> bool:
-    """Whether a guard must be checked at every call, even if all tensors look the same and all static arguments are equal.
+    """Whether a guard must be checked at every call, even if all tensors look the same and static arguments are equal.
 
-    Guards that read only shapes of tensor arguments, or static arguments (bool, str, None, dtype), are covered by a key made of
-    them; those that read captured values, attributes, items or numbers are not.
+    Guards that read only shapes of tensor arguments, or static arguments (bool, str, None, dtype), are covered by a key
+    made of them; those that read captured values, attributes, items or numbers are not.
     """
     match guard.check:
         case "size":
@@ -159,6 +159,10 @@ class _Text:
             return f"{owner}.{key}"
         return f"{owner}[{key!r}]" if type(key) in (int, str) else f"{owner}[{self.constant(key)}]"
 
+    def owner(self, path: AccessPath) -> str:
+        """Text of the namespace in which the last name of a global path stands."""
+        return self.path(AccessPath(path.root, path.name, path.steps[:-1])) if path.steps else "module"
+
     def function(self, name: str, last: str, guarded: bool) -> Callable[..., Any]:
         """Compile the lines into a function of ``arguments``; ``guarded``: a value that is gone gives False."""
         body = [*self.lines, last]
@@ -172,35 +176,33 @@ class _Text:
         return self.names[name]  # type: ignore[no-any-return]
 
 
+#: Python text of each check; ``v``: the value, ``c``: a name for what it is compared with, ``x``: that as text.
+_CHECKS = {
+    "is": "{v} is {c}",
+    "type": "type({v}) is {c}",
+    "instance": "isinstance({v}, {c}[0]) is {x[1]}",
+    "length": "len({v}) == {x}",
+    "keys": "tuple({v}) == {c}",
+    "has": "hasattr({v}, {x[0]!r}) is {x[1]}",
+    "code": "{v}.__code__ is {c}",
+    "size": "{v}.shape[{x[0]}] == {x[1]}",
+}
+
+
 def _condition(text: _Text, guard: Guard) -> str:
     """Python text of a guard's condition."""
     value = guard.value
-    v = "" if guard.check == "condition" else text.path(guard.path)
     match guard.check:
-        case "is":
-            return f"{v} is {text.constant(value)}"
         case "equal":
-            return _equal(text, v, value)
-        case "type":
-            return f"type({v}) is {text.constant(value)}"
-        case "instance":
-            return f"isinstance({v}, {text.constant(value[0])}) is {value[1]}"
-        case "length":
-            return f"len({v}) == {value}"
-        case "keys":
-            return f"tuple({v}) == {text.constant(value)}"
-        case "has":
-            return f"hasattr({v}, {value[0]!r}) is {value[1]}"
-        case "code":
-            return f"{v}.__code__ is {text.constant(value)}"
-        case "size":
-            return f"{v}.shape[{value[0]}] == {value[1]}"
+            return _equal(text, text.path(guard.path), value)
+        case "absent":
+            name = guard.path.steps[-1][1] if guard.path.steps else guard.path.name
+            return f"{name!r} not in {text.owner(guard.path)}"
         case "same_size":
-            return f"{v}.shape[{value[0]}] == {text.path(value[1])}.shape[{value[2]}]"
+            return f"{text.path(guard.path)}.shape[{value[0]}] == {text.path(value[1])}.shape[{value[2]}]"
         case "condition":
             return f"bool({_expression(text, value[0])}) is {value[1]}"
-        case _:
-            raise AssertionError(f"unknown check {guard.check}")
+    return _CHECKS[guard.check].format(v=text.path(guard.path), c=text.constant(value), x=value)
 
 
 def _equal(text: _Text, v: str, value: Any) -> str:

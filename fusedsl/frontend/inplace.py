@@ -29,7 +29,9 @@ def update(
     storage = tr.aliases.storage(target)
     if storage.owner is not None:
         what = f"the argument '{storage.owner}'" if _is_argument(tr, storage.owner) else f"'{storage.owner}'"
-        tr.fail(InPlaceOnArgument, frame, node, operation=operation, what=what, hint="x = x + 1, which makes a new tensor")
+        tr.fail(
+            InPlaceOnArgument, frame, node, operation=operation, what=what, hint="x = x + 1, which makes a new tensor"
+        )
     if tr.aliases.others(target):
         hint = "make a copy first: x.clone()"
         tr.fail(InPlaceOnView, frame, node, operation=operation, hint=hint)

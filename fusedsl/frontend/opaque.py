@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that the table does not know: run by eager torch, with result types taken from meta tensors.
 
-Which extents of a result are extents of the operands is found by a second run in which every symbol has a size of its own.
+Which extents of a result are extents of the operands is found by a second run, in which every symbol has a size of its
+own.
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ from fusedsl.frontend.tracer import Tracer
 from fusedsl.frontend.values import SYMBOLIC, describe
 from fusedsl.graph.host import host_function
 from fusedsl.graph.opaque import CallTemplate, make_template, qualified_name
-from fusedsl.graph.types import Extent, Symbol, TensorType, extent_hint
+from fusedsl.graph.types import Extent, Symbol, TensorType
 
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 
 
 def call_opaque(
-    tr: Tracer, frame: Frame, node: ast.AST, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    tr: Tracer,
+    frame: Frame,
+    node: ast.AST,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     """Add an opaque node for ``function(*args, **kwargs)``; its result, a tensor or a tuple of tensors."""
     name = qualified_name(function)
     shown = _shown(node)
-    if name is None or _has_effects(name):
+    if name is None:
+        tr.fail(UnsupportedOperation, frame, node, name=shown, reason="torch does not find it by its name")
+    if _has_effects(name):
         tr.fail(UnsupportedOperation, frame, node, name=shown, reason="it is not a function of its arguments alone")
     if kwargs.get("out") is not None:
         tr.fail(UnsupportedOperation, frame, node, name=shown, reason="out= would change an argument")
@@ -47,9 +55,8 @@ def call_opaque(
     run = _Run(tr, frame, node, shown, function, template, values)
     results, single, shapes, structure = run.types()
     ids = tuple(value.id for value in values)
-    attributes = {"function": name, "call": template, "results": len(results)}
     types = [TensorType(r.dtype, shape) for r, shape in zip(results, shapes, strict=True)]
-    opaque = tr.builder.add("opaque", ids, types[0], share=False, **attributes)
+    opaque = tr.builder.add("opaque", ids, types[0], share=False, function=name, call=template, results=len(results))
     if single:
         made = [TensorValue(tr.builder, opaque)]
     else:
@@ -259,7 +266,7 @@ def _join_aliases(tr: Tracer, run: _Run, results: list[torch.Tensor], made: list
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _shown(node: ast.AST) -> str:
@@ -272,10 +279,23 @@ def _shown(node: ast.AST) -> str:
     return "this operation"
 
 
-_EFFECTS = ("_", "set_", "manual_seed", "seed", "save", "load", "compile", "use_", "init", "get_", "backward", "register")
+_EFFECTS = (
+    "_",
+    "set_",
+    "manual_seed",
+    "seed",
+    "save",
+    "load",
+    "compile",
+    "use_",
+    "init",
+    "get_",
+    "backward",
+    "register",
+)
 
 
 def _has_effects(name: str) -> bool:
     """Whether a function changes or reads torch's own state, so that running it while tracing would be wrong."""
     parts = name.split(".")
-    return parts[0] not in ("torch", "operator") or parts[-1].startswith(_EFFECTS) and not parts[-1].startswith("__")
+    return parts[0] not in ("torch", "operator") or (parts[-1].startswith(_EFFECTS) and not parts[-1].startswith("__"))

@@ -14,6 +14,7 @@ import torch
 from fusedsl.frontend.attributes import read_attribute
 from fusedsl.frontend.callables import ScalarValue, TensorValue, lookup
 from fusedsl.frontend.callables.values import host
+from fusedsl.frontend.containers import iterate
 from fusedsl.frontend.errors import (
     DataDependentBranch,
     HostValue,
@@ -22,7 +23,7 @@ from fusedsl.frontend.errors import (
     PrintCall,
     UnsupportedCall,
 )
-from fusedsl.frontend.expressions import binary, iterate, object_of
+from fusedsl.frontend.operators import binary, object_of
 from fusedsl.frontend.queries import length
 from fusedsl.frontend.scope import Frame
 from fusedsl.frontend.tracer import Tracer
@@ -217,7 +218,9 @@ def _map(tr: Tracer, frame: Frame, node: ast.AST, function: Any, *iterables: Any
 
 def _filter(tr: Tracer, frame: Frame, node: ast.AST, function: Any, items: Any) -> list[Any]:
     def keeps(item: Any) -> bool:
-        return tr.truth(frame, node, item if function is None else tr.call(frame, node, function, (item,), {}), "'filter'")
+        return tr.truth(
+            frame, node, item if function is None else tr.call(frame, node, function, (item,), {}), "'filter'"
+        )
 
     return [item for item in iterate(tr, frame, node, items) if keeps(item)]
 
@@ -247,7 +250,7 @@ def _text(function: Any) -> Callable[..., str]:
         if any(isinstance(x, TensorValue) for x in args):
             hint = "format it outside the fused function"
             tr.fail(HostValue, frame, node, what=f"{function.__name__}()", hint=hint)
-        return str(tr.run_static(frame, node, function, *(hints(tr.static(x)) for x in args)))
+        return str(tr.run_static(frame, node, function, *(hints(tr.static_inside(x)) for x in args)))
 
     return show
 

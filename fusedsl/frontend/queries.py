@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,10 @@ def _size(tr: Tracer, frame: Frame, node: ast.AST, value: TensorValue, dim: Any 
 
 
 def _numel(tr: Tracer, frame: Frame, node: ast.AST, value: TensorValue) -> Any:
-    return functools.reduce(functools.partial(host, "mul"), shape_of(tr, value), 1)
+    total: Any = 1
+    for extent in shape_of(tr, value):
+        total = host("mul", total, extent)
+    return total
 
 
 def length(tr: Tracer, frame: Frame, node: ast.AST, value: TensorValue) -> Any:

@@ -35,7 +35,7 @@ class AccessPath:
         return AccessPath(self.root, self.name, (*self.steps, ("item", key)))
 
     def fetch(self, arguments: Mapping[str, Any], fn: types.FunctionType) -> Any:
-        """The value now; raises what the steps raise (AttributeError, KeyError, IndexError, ValueError for an empty cell)."""
+        """The value now; raises what the steps raise (AttributeError, LookupError, ValueError for an empty cell)."""
         match self.root:
             case "argument":
                 value = arguments[self.name]
@@ -71,6 +71,7 @@ class Guard:
             * "length": ``len(v) == value``
             * "keys": ``tuple(v) == value`` (a dict's keys in order)
             * "has": ``hasattr(v, value[0])`` is ``value[1]``
+            * "absent": the module has no such global, so the name is a builtin
             * "code": ``v.__code__ is value`` (a function's text)
             * "size": value is (dim, extent): ``v.shape[dim] == extent``
             * "same_size": value is (dim, other path, other dim): two extents are equal
@@ -126,7 +127,8 @@ class Trace:
         tensors: where the graph's tensor inputs come from.
         scalars: where its scalar inputs come from.
         outputs: nested tuple (named tuples too), list or dict of OutputValue, OutputInput and OutputStatic.
-        guards: the conditions under which the trace holds, beside the dtype, rank, device and 0-or-1 extents of tensors.
+        guards: the conditions under which the trace holds, beside the dtype, rank, device and 0-or-1
+            extents of tensors.
         functions: every function whose source was read, in order of reading.
     """
 

@@ -21,7 +21,7 @@ class Frame:
         source: text of the function.
         names: names that are local here, assigned or not.
         values: those that are assigned.
-        parent: the frame whose variables are visible from here (enclosing function or, for a comprehension, its function).
+        parent: the frame whose variables are visible here (the enclosing function's or, for a comprehension, its own).
         function: the ``Function`` being traced; None for a comprehension.
         depth: how many calls deep.
     """
@@ -55,7 +55,7 @@ class Frame:
 
 @functools.lru_cache(maxsize=4096)
 def local_names(node: ast.FunctionDef | ast.Lambda) -> frozenset[str]:
-    """Names that are local to a function: its parameters and what its body binds, without ``global`` and ``nonlocal`` names."""
+    """Names that are local to a function: parameters and what its body binds, but for ``global`` and ``nonlocal``."""
     arguments = node.args
     found = {a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
     found |= {a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None}
@@ -75,26 +75,30 @@ def target_names(node: ast.expr) -> frozenset[str]:
 
 def _bindings(node: ast.AST, comprehension: bool = False) -> Iterator[tuple[str, str]]:
     """("local" | "outer", name) for every binding in the scope that ``node`` belongs to."""
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-            if not comprehension:
-                yield "local", name
-        case ast.NamedExpr(target=ast.Name(id=name)):
-            yield "local", name
-            yield from _bindings(node.value, comprehension)
-            return
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            yield "local", node.name
-        case ast.Import() | ast.ImportFrom():
-            for alias in node.names:
-                yield "local", alias.asname or alias.name.partition(".")[0]
-        case ast.ExceptHandler(name=str(name)):
-            yield "local", name
-        case ast.Global() | ast.Nonlocal():
-            for name in node.names:
-                yield "outer", name
+    kind = "outer" if isinstance(node, (ast.Global, ast.Nonlocal)) else "local"
+    for name in _own_bindings(node, comprehension):
+        yield kind, name
     if isinstance(node, _SCOPES):
+        return
+    if isinstance(node, ast.NamedExpr):
+        yield from _bindings(node.value, comprehension)
         return
     inside = comprehension or isinstance(node, _COMPREHENSIONS)
     for child in ast.iter_child_nodes(node):
         yield from _bindings(child, inside)
+
+
+def _own_bindings(node: ast.AST, comprehension: bool) -> list[str]:
+    """Names that this very node binds; a comprehension's targets are its own, a walrus inside it is not."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return [] if comprehension else [name]
+        case ast.NamedExpr(target=ast.Name(id=name)) | ast.ExceptHandler(name=str(name)):
+            return [name]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.Import() | ast.ImportFrom():
+            return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        case ast.Global() | ast.Nonlocal():
+            return list(node.names)
+    return []

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a function: finding it, parsing it, and turning AST positions into places in the user's file.
 
-Text comes from ``linecache``, which knows files, notebook cells and text that was registered for ``exec``. Only the lines
-of the function are parsed; an indented definition is put under ``if 1:`` instead of being dedented, so columns stay right.
+Text comes from ``linecache``, which knows files, notebook cells and text that was registered for ``exec``. Only the
+function's lines are parsed; an indented definition is put under ``if 1:`` instead of being dedented, so that columns
+stay right.
 """
 
 from __future__ import annotations
@@ -13,16 +14,36 @@ import linecache
 import types
 import weakref
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import attrs
 
 from fusedsl.frontend.errors import AsyncFunction, GeneratorFunction, SourceChanged, SourceNotAvailable
 from fusedsl.graph.span import SourceSpan
 
-_LINES: weakref.WeakKeyDictionary[types.CodeType, list[str]] = weakref.WeakKeyDictionary()
-_SOURCES: weakref.WeakKeyDictionary[types.CodeType, FunctionSource] = weakref.WeakKeyDictionary()
-
 FunctionNode = ast.FunctionDef | ast.Lambda
+T = TypeVar("T")
+
+
+class _ByCode(Generic[T]):
+    """A weak map from code objects by identity (equal code in two files is equal to Python)."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[weakref.ref[types.CodeType], T]] = {}
+
+    def get(self, code: types.CodeType) -> T | None:
+        found = self._items.get(id(code))
+        return found[1] if found is not None and found[0]() is code else None
+
+    def set(self, code: types.CodeType, item: T) -> T:
+        key = id(code)
+        self._items[key] = (weakref.ref(code), item)
+        weakref.finalize(code, self._items.pop, key, None).atexit = False
+        return item
+
+
+_LINES: _ByCode[list[str]] = _ByCode()
+_SOURCES: _ByCode[FunctionSource] = _ByCode()
 
 
 @attrs.frozen(eq=False)
@@ -90,11 +111,11 @@ def remember(function: types.FunctionType) -> None:
     A function without text is left for ``capture`` to complain about.
     """
     code = function.__code__
-    if code not in _LINES:
+    if _LINES.get(code) is None:
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename, function.__globals__)
         if lines:
-            _LINES[code] = lines
+            _LINES.set(code, lines)
 
 
 def capture(function: types.FunctionType) -> FunctionSource:
@@ -106,21 +127,17 @@ def capture(function: types.FunctionType) -> FunctionSource:
         AsyncFunction, GeneratorFunction: the function is one.
     """
     code = function.__code__
-    if code not in _SOURCES:
-        _SOURCES[code] = _parse(function)
-    return _SOURCES[code]
+    return _SOURCES.get(code) or _SOURCES.set(code, _parse(function))
 
 
 def _parse(function: types.FunctionType) -> FunctionSource:
     code = function.__code__
     remember(function)
-    lines = _LINES.get(code, [])
+    lines = _LINES.get(code) or []
     if not 0 < code.co_firstlineno <= len(lines):
         raise SourceNotAvailable(name=function.__name__, where=_explain_missing(code.co_filename)) from None
-    if code.co_name == "<lambda>":
-        found = _parse_lambda(code, lines)
-    else:
-        found = _parse_definition(code, lines)
+    find = _parse_lambda if code.co_name == "<lambda>" else _parse_definition
+    found = find(code, lines)
     if found is None:
         raise SourceChanged(name=code.co_name, file=code.co_filename, line=code.co_firstlineno) from None
     node, shift = found

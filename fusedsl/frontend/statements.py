@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from fusedsl.frontend.callables import ScalarValue, TensorValue
+from fusedsl.frontend.callables import TensorValue
+from fusedsl.frontend.containers import bind, iterate
 from fusedsl.frontend.errors import (
     AssertionFailed,
     CapturedMutation,
@@ -21,8 +22,10 @@ from fusedsl.frontend.errors import (
     RaisedByFunction,
     UnsupportedStatement,
 )
-from fusedsl.frontend.expressions import assign_target, binary, bind, define, iterate, object_of
+from fusedsl.frontend.expressions import define
 from fusedsl.frontend.inplace import update
+from fusedsl.frontend.names import assign_target
+from fusedsl.frontend.operators import binary, object_of
 from fusedsl.frontend.scope import Frame
 from fusedsl.frontend.tracer import Signal, Tracer
 from fusedsl.frontend.values import SYMBOLIC, Captured, describe, hints
@@ -57,7 +60,7 @@ def _store(tr: Tracer, frame: Frame, target: ast.expr, value: Any) -> None:
         case ast.Subscript():
             _store_item(tr, frame, target, value)
         case ast.Name() if (frame.owner(target.id) is None) and frame.function is not None:
-            tr.fail(UnsupportedStatement, frame, target, what=f"assigning to the global '{target.id}'", hint="return it")
+            tr.fail(UnsupportedStatement, frame, target, what=f"assigning to global '{target.id}'", hint="return it")
         case _:
             bind(tr, frame, target, value)
 

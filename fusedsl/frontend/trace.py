@@ -76,7 +76,8 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
 
     Args:
         fn: a plain function (see ``check_function``).
-        arguments: bound to the signature of ``fn``; tensors may be on any device, meta too. Missing defaults are filled in.
+        arguments: bound to the signature of ``fn``; tensors may be on any device, meta too. Missing defaults are
+            filled in.
         options: anything with a ``fallback`` ("opaque" or "error"); see TraceOptions.
 
     Raises:
@@ -88,7 +89,7 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
     tr = Tracer(fn.__name__, fn.__globals__, options or TraceOptions(), _WALKERS)
     frame = Frame(source, local_names(source.node), None, Function(fn), 0)
     tr.at(frame, source.node)
-    _bind_arguments(tr, frame, fn, arguments.arguments)
+    _bind_arguments(tr, frame, fn, arguments)
     examples = list(tr.captures.examples.values())
     if examples:
         tr.device = examples[0].device
@@ -99,6 +100,7 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
     except RecursionError:
         raise RecursionTooDeep(source.span(source.node), limit=DEPTH_LIMIT, name=fn.__name__) from None
     except FuseError as error:
+        error.span = error.span or tr.here()
         raise error.with_traceback(None) from None
     graph = tr.builder.finish(ids)
     guards = tr.captures.finish_guards()
@@ -106,19 +108,50 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
     return Trace(graph, tuple(tr.captures.tensors), scalars, outputs, guards, tuple(tr.functions.values()))
 
 
-def _bind_arguments(tr: Tracer, frame: Frame, fn: types.FunctionType, arguments: dict[str, Any]) -> None:
-    parameters = inspect.signature(fn, follow_wrapped=False).parameters
-    for name, value in arguments.items():
+def _bind_arguments(tr: Tracer, frame: Frame, fn: types.FunctionType, arguments: inspect.BoundArguments) -> None:
+    """Give the parameters of ``fn`` their values.
+
+    ``arguments`` may be bound to the signature that ``fn`` shows (a wrapper made with functools.wraps shows that of the
+    function it wraps); paths are in its terms.
+    """
+    args, kwargs = _arguments(tr, arguments)
+    own = inspect.signature(fn, follow_wrapped=False)
+    for name, found in own.bind(*args, **kwargs).arguments.items():
+        match own.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                frame.values[name] = tuple(tr.captures.argument(*pair) for pair in found)
+            case inspect.Parameter.VAR_KEYWORD:
+                frame.values[name] = {key: tr.captures.argument(*pair) for key, pair in found.items()}
+            case _:
+                frame.values[name] = tr.captures.argument(*found)
+    for parameter in own.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            frame.values.setdefault(parameter.name, ())
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            frame.values.setdefault(parameter.name, {})
+
+
+_Place = tuple[Any, AccessPath]
+
+
+def _arguments(tr: Tracer, arguments: inspect.BoundArguments) -> tuple[list[_Place], dict[str, _Place]]:
+    """Positional and keyword arguments of the call, each with its path."""
+    args: list[_Place] = []
+    kwargs: dict[str, _Place] = {}
+    for name, value in arguments.arguments.items():
         path = AccessPath("argument", name)
-        match parameters[name].kind:
+        match arguments.signature.parameters[name].kind:
             case inspect.Parameter.VAR_POSITIONAL:
                 tr.captures.guard(path, "length", len(value), f"{len(value)} positional arguments in *{name}")
-                frame.values[name] = tuple(tr.captures.argument(x, path.item(i)) for i, x in enumerate(value))
+                args += [(item, path.item(index)) for index, item in enumerate(value)]
             case inspect.Parameter.VAR_KEYWORD:
                 tr.captures.guard(path, "keys", tuple(value), f"the keywords in **{name} are {list(value)}")
-                frame.values[name] = {key: tr.captures.argument(x, path.item(key)) for key, x in value.items()}
+                kwargs |= {key: (item, path.item(key)) for key, item in value.items()}
+            case inspect.Parameter.KEYWORD_ONLY:
+                kwargs[name] = (value, path)
             case _:
-                frame.values[name] = tr.captures.argument(value, path)
+                args.append((value, path))
+    return args, kwargs
 
 
 def _output(tr: Tracer, frame: Frame, value: Any, ids: list[int], known: dict[int, OutputValue]) -> Any:

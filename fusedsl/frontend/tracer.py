@@ -26,7 +26,7 @@ from fusedsl.frontend.scope import Frame
 from fusedsl.frontend.source import FunctionSource
 from fusedsl.frontend.values import SYMBOLIC, Captured, describe
 from fusedsl.graph.builder import Builder
-from fusedsl.graph.span import FuseError
+from fusedsl.graph.span import FuseError, SourceSpan
 
 Evaluate = Callable[["Tracer", Frame, Any], Any]
 
@@ -105,6 +105,10 @@ class Tracer:
         source, node = self._place
         return f"{source.file}:{node.lineno + source.shift}"  # type: ignore[attr-defined]
 
+    def here(self) -> SourceSpan | None:
+        """The user's source that is being walked."""
+        return None if self._place is None else self._place[0].span(self._place[1])
+
     def fail(self, error: type[FrontendError], frame: Frame, node: ast.AST, **fields: Any) -> NoReturn:
         """Raise ``error`` at the user's line."""
         raise error(frame.source.span(node), **fields) from None
@@ -117,6 +121,15 @@ class Tracer:
             return self.concretize(value)
         if self.captures.is_container(value):
             return self.captures.contents(value)
+        return value
+
+    def static_inside(self, value: Any) -> Any:
+        """``static``, and the items of lists, tuples and dicts too."""
+        value = self.static(value)
+        if type(value) in (list, tuple):
+            return type(value)(self.static_inside(item) for item in value)
+        if type(value) is dict:
+            return {key: self.static_inside(item) for key, item in value.items()}
         return value
 
     def concretize(self, value: ScalarValue) -> bool | int | float:
@@ -198,7 +211,12 @@ class Tracer:
 
     def _fail_operation(self, frame: Frame, node: ast.AST, error: FuseError) -> NoReturn:
         self.fail(
-            OperationFailed, frame, node, reason=error.message, expected=error.expected or "None", hint=error.hint or "None"
+            OperationFailed,
+            frame,
+            node,
+            reason=error.message,
+            expected=error.expected or "None",
+            hint=error.hint or "None",
         )
 
     def run_static(self, frame: Frame, node: ast.AST, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

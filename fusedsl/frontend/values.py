@@ -28,11 +28,11 @@ class Captured:
 class Function:
     """A Python function whose body can be walked.
 
-    A captured function has ``function`` and ``path`` (None for the fused function itself); one that is defined inside the traced text has ``local`` (its
-    source), ``frame`` (where it was defined) and its evaluated defaults.
+    A captured function has ``function`` and ``path`` (None for the fused function itself); one that is defined inside
+    the traced text has ``local`` (its source), ``frame`` (where it was defined) and its evaluated defaults.
     """
 
-    function: types.FunctionType | None = None
+    function: Any = None  # types.FunctionType, which mypy would take for a method here
     path: AccessPath | None = None
     local: FunctionSource | None = None
     frame: Frame | None = None

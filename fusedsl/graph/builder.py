@@ -17,23 +17,25 @@ from fusedsl.graph.types import Extent, ScalarType, Symbol, TensorType, ValueTyp
 class Builder:
     """Collects nodes; ``finish`` freezes them into a Graph.
 
-    Symbols may be unified while building (``unify``); ``finish`` rewrites every type with the representative, and
-    ``equalities`` then lists the pairs that were joined, which the caller must guard.
+    Symbols may be unified while building, with each other or with a number (``unify``); ``finish`` rewrites every type
+    with the representative, and ``equalities`` then lists the pairs that were joined, which the caller must guard.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.nodes: list[Node] = []
         self.span: SourceSpan | None = None
-        self.equalities: list[tuple[Symbol, Symbol]] = []
+        self.equalities: list[tuple[Extent, Symbol]] = []
         self._known: dict[tuple[object, ...], int] = {}
         self._names: dict[str, int] = {}
-        self._parent: dict[Symbol, Symbol] = {}
+        self._parent: dict[Symbol, Extent] = {}
 
     # extents -------------------------------------------------------------------------------------------------------
 
     def resolve(self, extent: Extent) -> Extent:
         """The representative of ``extent`` under the unifications made so far."""
+        if not self._parent:
+            return extent
         while isinstance(extent, Symbol) and extent in self._parent:
             extent = self._parent[extent]
         return extent
@@ -42,10 +44,11 @@ class Builder:
         """Declare two extents equal (their hints must be) and return the representative."""
         a, b = self.resolve(a), self.resolve(b)
         assert extent_hint(a) == extent_hint(b), f"cannot unify {a} and {b}"
-        if a == b or isinstance(a, int):
+        if a == b:
             return a
-        if isinstance(b, int):
-            return b
+        if not isinstance(b, Symbol):
+            a, b = b, a
+        assert isinstance(b, Symbol)
         self._parent[b] = a
         self.equalities.append((a, b))
         return a
@@ -65,7 +68,7 @@ class Builder:
         """Append a node and return its id; an equal node that exists already is returned instead (``share``)."""
         sources = tuple(inputs)
         attrs_ = tuple(sorted(attributes.items()))
-        if isinstance(type, TensorType):
+        if self._parent and isinstance(type, TensorType):
             type = TensorType(type.dtype, tuple(self.resolve(e) for e in type.shape))
         key = (op, sources, type, tuple((k, _freeze_number(v)) for k, v in attrs_))
         if share and key in self._known:
@@ -86,7 +89,7 @@ class Builder:
     def type(self, node_id: int) -> ValueType:
         """The type of a node under the unifications made so far."""
         type_ = self.nodes[node_id].type
-        if isinstance(type_, TensorType):
+        if self._parent and isinstance(type_, TensorType):
             return TensorType(type_.dtype, tuple(self.resolve(e) for e in type_.shape))
         return type_
 

@@ -14,7 +14,8 @@ from fusedsl.graph.opaque import resolve_function
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import Extent, Symbol, TensorType, compute_dtype
 
-#: "eager" rounds after every op, as torch does; "kernel" computes 16-bit floats in float32 and rounds at explicit casts, outputs and
+#: "eager" rounds after every op, as torch does; "kernel" computes 16-bit floats in float32 and rounds at explicit
+#: casts, outputs and
 #: operands of opaque ops only, as fused kernels do.
 Numerics = Literal["eager", "kernel"]
 
@@ -41,7 +42,9 @@ class _Evaluation:
 
     def __init__(self, graph: Graph, tensors: Sequence[torch.Tensor], scalars: Sequence[Any], wide: bool) -> None:
         assert len(tensors) == len(graph.inputs), f"{graph.name} takes {len(graph.inputs)} tensors, got {len(tensors)}"
-        assert len(scalars) == len(graph.scalars), f"{graph.name} takes {len(graph.scalars)} scalars, got {len(scalars)}"
+        assert len(scalars) == len(graph.scalars), (
+            f"{graph.name} takes {len(graph.scalars)} scalars, got {len(scalars)}"
+        )
         self.graph = graph
         self.wide = wide
         self.device = tensors[0].device if tensors else torch.device("cpu")
@@ -94,21 +97,17 @@ class _Evaluation:
     def _compute(self, node: Node) -> Any:
         operands = [self.values[i] for i in node.inputs]
         row = OPS[node.op]
-        if row.kind is Kind.POINTWISE:
-            assert row.torch is not None
-            return row.torch(*operands)
-        if row.kind is Kind.REDUCTION:
-            assert row.torch is not None
-            return row.torch(operands[0], node.attribute("dims"))
+        if row.torch is not None:
+            return (
+                row.torch(*operands) if row.kind is Kind.POINTWISE else row.torch(operands[0], node.attribute("dims"))
+            )
         match node.op:
-            case "constant":
-                return node.attribute("value")
-            case "scalar":
-                return host_function(node.attribute("function"))(*operands)
-            case "size":
-                return operands[0].shape[node.attribute("dim")]
+            case "constant" | "scalar" | "size":
+                return self._number(node, operands)
             case "full":
-                return torch.full(self._shape(node.tensor.shape), operands[0], dtype=self._dtype(node), device=self.device)
+                return torch.full(
+                    self._shape(node.tensor.shape), operands[0], dtype=self._dtype(node), device=self.device
+                )
             case "reindex":
                 return self._reindex(operands[0], node)
             case "cast":
@@ -119,6 +118,13 @@ class _Evaluation:
                 return self._result(operands[0][node.attribute("index")], node)
             case _:
                 raise AssertionError(f"unknown op {node.op}")
+
+    def _number(self, node: Node, operands: list[Any]) -> Any:
+        if node.op == "constant":
+            return node.attribute("value")
+        if node.op == "size":
+            return operands[0].shape[node.attribute("dim")]
+        return host_function(node.attribute("function"))(*operands)
 
     def _cast(self, source: torch.Tensor, node: Node) -> torch.Tensor:
         if node.attribute("explicit"):

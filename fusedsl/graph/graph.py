@@ -82,7 +82,3 @@ class Graph:
                 found[source].append(node.id)
         return {key: tuple(value) for key, value in found.items()}
 
-    def __str__(self) -> str:
-        from fusedsl.graph.printer import print_graph
-
-        return print_graph(self)

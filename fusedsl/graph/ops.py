@@ -42,7 +42,8 @@ class Op:
         result: "same" (operands' dtype), "bool" or "int64".
         emit: kernel text, a format string over the operands' text (pointwise ops).
         cost: rough cost of recomputing one element, in fused multiply-adds.
-        domain: "any"; "float" when integer operands are cast to the default float dtype first; "int" when floats are refused.
+        domain: "any"; "float" when integer operands are cast to the default float dtype first; "int" when floats are
+            refused.
     """
 
     name: str

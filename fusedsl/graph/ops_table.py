@@ -27,23 +27,26 @@ class Row(NamedTuple):
     domain: str = "any"
 
 
+def _filled(operands: Sequence[Any]) -> list[torch.Tensor]:
+    """The operands with Python numbers made 0-dim tensors of the dtype of the tensors among them."""
+    like = next(x for x in operands if isinstance(x, torch.Tensor))
+    return [
+        x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=like.dtype, device=like.device) for x in operands
+    ]
+
+
 def _tensors(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``function`` made to take Python numbers where it wants tensors: they become 0-dim tensors of the operand dtype."""
+    """``function`` made to take Python numbers where it wants tensors."""
 
     def call(*operands: Any) -> torch.Tensor:
-        like = next(x for x in operands if isinstance(x, torch.Tensor))
-        return function(
-            *(x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=like.dtype, device=like.device) for x in operands)
-        )
+        return function(*_filled(operands))
 
     return call
 
 
-def _where(mask: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
-    like = a if isinstance(a, torch.Tensor) else b
-    return torch.where(
-        mask, *(x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=like.dtype, device=like.device) for x in (a, b))
-    )
+def _where(mask: torch.Tensor, *choices: Any) -> torch.Tensor:
+    a, b = _filled(choices)
+    return torch.where(mask, a, b)
 
 
 def _contiguous(x: torch.Tensor) -> torch.Tensor:

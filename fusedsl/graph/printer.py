@@ -39,14 +39,18 @@ def _expression(graph: Graph, node: Node) -> str:
     match node.op:
         case "opaque":
             call = node.attribute("call")
-            items = [_call_text(x, operands) for x in call.args] + [f"{k}={_call_text(x, operands)}" for k, x in call.kwargs]
+            items = [_call_text(x, operands) for x in call.args] + [
+                f"{k}={_call_text(x, operands)}" for k, x in call.kwargs
+            ]
             return f"eager {node.attribute('function')}({', '.join(items)})"
         case "scalar":
             return f"{node.attribute('function')}({', '.join(operands)})"
         case "item":
             return f"{operands[0]}[{node.attribute('index')}]"
         case "cast":
-            return f"{'to' if node.attribute('explicit') else 'promote'}({operands[0]}, {dtype_name(node.tensor.dtype)})"
+            return (
+                f"{'to' if node.attribute('explicit') else 'promote'}({operands[0]}, {dtype_name(node.tensor.dtype)})"
+            )
         case _:
             items = operands + [f"{key}={value!r}" for key, value in node.attributes]
             return f"{node.op}({', '.join(items)})"
@@ -96,3 +100,7 @@ def to_dot(graph: Graph) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace('"', '\\"') + '"'
+
+
+# The printer reads the op table and the opaque records, which stand above the graph: it gives Graph its text.
+Graph.__str__ = print_graph  # type: ignore[method-assign]

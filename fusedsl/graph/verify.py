@@ -11,7 +11,7 @@ from fusedsl.graph.types import ScalarType, TensorType
 
 
 class GraphInvariantError(AssertionError):
-    """A pass built a graph that breaks the rules of ``docs/design.md``: a defect of fusedsl, not of the user's function."""
+    """A graph breaks the rules of ``docs/design.md``: a defect of fusedsl, not of the user's function."""
 
 
 def verify(graph: Graph) -> Graph:
@@ -105,7 +105,11 @@ def _verify_reindex(node: Node, source: TensorType) -> None:
     _require(node, all(0 <= d < source.rank for d in used), "reindex: a source dim is out of range")
     for extent, dim in zip(shape, dims, strict=True):
         if dim is not None:
-            _require(node, source.shape[dim] in (extent, 1), f"source dim {dim} of extent {source.shape[dim]} is not {extent}")
+            _require(
+                node,
+                source.shape[dim] in (extent, 1),
+                f"source dim {dim} of extent {source.shape[dim]} is not {extent}",
+            )
     for dim in set(range(source.rank)) - set(used):
         _require(node, source.shape[dim] == 1, f"source dim {dim} of extent {source.shape[dim]} is dropped")
 
@@ -132,12 +136,12 @@ def _verify_pointwise(node: Node, row: Op, operands: list[Node]) -> None:
 
 def _verify_reduction(node: Node, row: Op, source: TensorType) -> None:
     dims = node.attribute("dims")
-    _require(node, len(dims) > 0 and tuple(sorted(set(dims))) == dims, "reduced dims are sorted and distinct, at least one")
-    _require(node, 0 <= dims[0] and dims[-1] < source.rank, "a reduced dim is out of range")
+    _require(
+        node, len(dims) > 0 and tuple(sorted(set(dims))) == dims, "reduced dims are sorted and distinct, at least one"
+    )
+    _require(node, dims[0] >= 0 and dims[-1] < source.rank, "a reduced dim is out of range")
     shape = tuple(e for d, e in enumerate(source.shape) if d not in dims)
     _require(node, node.tensor.shape == shape, "a reduction drops its dims")
     _require(node, row.name not in ("any", "all") or source.dtype is torch.bool, "any and all take bools")
     expected = torch.int64 if row.result == "int64" else source.dtype
     _require(node, node.tensor.dtype is expected, f"the result is {expected}")
-
-

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From kernel text to machine code: numba types and lowers, libNVVM makes LTO-IR, nvJitLink optimises and assembles.
 
-No GPU is needed. The whole program goes through link-time optimisation: PTX handed to the linker would be treated as one of
-several compilation units. Importing this module imports numba; `fusedsl.numba_cuda.compile` does so at the first compilation.
+No GPU is needed. The whole program goes through link-time optimisation: PTX handed to the linker would be treated as
+one of
+several compilation units. Importing this module imports numba; `fusedsl.numba_cuda.compile` does so at the first
+compilation.
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ _SCALARS = {
 }
 
 
-
 class _Contexts:
     """The process's typing and target contexts, made at the first compilation (under numba's compiler lock)."""
 
@@ -72,7 +73,7 @@ def load_function(source: KernelSource) -> Callable[..., None]:
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = dict(NAMES)
     try:
-        exec(compile(source.text, file, "exec"), namespace)  # noqa: S102
+        exec(compile(source.text, file, "exec"), namespace)
         function: Callable[..., None] = namespace[source.name]
     except (SyntaxError, KeyError, NameError) as error:
         raise CompilationError(f"kernel text of {source.name!r} is not usable: {error!r}") from error
@@ -80,15 +81,18 @@ def load_function(source: KernelSource) -> Callable[..., None]:
 
 
 def _set_bounds(kernel: ir.Function, source: KernelSource) -> None:
-    """Annotate the kernel with ``.maxntid``, ``.minnctapersm`` and ``.maxnreg`` (the linker's own option yields to launch bounds)."""
-    nvvm.set_launch_bounds(kernel, (source.threads,) if source.min_blocks is None else (source.threads, source.min_blocks))
+    """Annotate the kernel with ``.maxntid``, ``.minnctapersm`` and ``.maxnreg`` (the linker's own option yields to
+    launch bounds)."""
+    nvvm.set_launch_bounds(
+        kernel, (source.threads,) if source.min_blocks is None else (source.threads, source.min_blocks)
+    )
     if source.max_registers is not None:
         module = kernel.module
         name, value = ir.MetaDataString(module, "maxnreg"), ir.Constant(ir.IntType(32), source.max_registers)
         module.get_named_metadata("nvvm.annotations").add(module.add_metadata((kernel, name, value)))
 
 
-@global_compiler_lock  # type: ignore[misc]
+@global_compiler_lock
 def lower(source: KernelSource, arch: str, *, lineinfo: bool = False) -> str:
     """NVVM IR of a kernel, its entry point named ``source.name``.
 
@@ -132,7 +136,8 @@ def lower(source: KernelSource, arch: str, *, lineinfo: bool = False) -> str:
     _set_bounds(kernel, source)
     modules = [str(module) for module in library.modules]
     assert len(modules) == 1, "a kernel is one module: the kernel language has no device functions"
-    return nvvm.llvm_replace(modules[0].replace(mangled, source.name))
+    text: str = nvvm.llvm_replace(modules[0].replace(mangled, source.name))
+    return text
 
 
 def make_ltoir(ir_text: str, arch: str) -> bytes:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel cache: in memory, and on disk across processes.
 
-The key is a hash of everything that decides the machine code: text, signature, bounds, architecture, options, versions of the
+The key is a hash of everything that decides the machine code: text, signature, bounds, architecture, options,
+versions of the
 compilers and of this package. An entry on disk is one file, written under another name and moved into place; anything
-that does not read back whole is a miss. A folder that cannot be written costs one warning, never a failure. Reading an entry
-imports no compiler.
+that does not read back whole is a miss. A folder that cannot be written costs one warning, never a failure. Reading
+an entry imports no compiler.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def key(source: KernelSource, arch: str, lineinfo: bool) -> str:
 
 
 def folder() -> Path | None:
-    """Where entries are kept on disk: ``config.cache_dir``, or ``fusedsl`` in XDG_CACHE_HOME or ``~/.cache``; None where the disk
-    cache is disabled or there is no home."""
+    """Where entries are kept on disk: ``config.cache_dir``, or ``fusedsl`` in XDG_CACHE_HOME or ``~/.cache``; None
+    where the disk cache is disabled or there is no home."""
     if config.disable_cache:
         return None
     if config.cache_dir:
@@ -190,7 +191,8 @@ class KernelCache:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"cannot write the kernel cache in {where}: {error}; set FUSEDSL_CACHE_DIR to a folder that can be written",
+                f"cannot write the kernel cache in {where}: {error}; "
+                "set FUSEDSL_CACHE_DIR to a folder that can be written",
                 CacheWarning,
                 stacklevel=2,
             )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels by source and architecture: from memory, from disk, or built by numba, libNVVM and nvJitLink.
 
-Importing this module does not import numba; the first kernel that is in no cache does (`warm_up` does it ahead of time).
+Importing this module does not import numba; the first kernel that is in no cache does (`warm_up` does it ahead of
+time).
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def compile_kernel(source: KernelSource, arch: str, *, lineinfo: bool = False) -
 
 
 def _build(source: KernelSource, arch: str, lineinfo: bool) -> CompiledKernel:
-    from fusedsl.numba_cuda import build
+    from fusedsl.numba_cuda import build  # noqa: PLC0415 (imports numba)
 
     return build.build(source, arch, lineinfo=lineinfo)
 
 
 def warm_up() -> None:
     """Import numba and load the compiler libraries, so that the first compilation does not wait for them."""
-    from fusedsl.numba_cuda import build
+    from fusedsl.numba_cuda import build  # noqa: PLC0415 (imports numba)
 
     build.warm_up()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """numba contexts that know the kernel language and the little Python it is embedded in.
 
-numba's own CUDA contexts load NumPy functions, half-precision headers and string support: half a second before the first
-kernel is typed. Kernel text needs integers, floats, booleans, tuples, `range` and tiles.
+numba's own CUDA contexts load NumPy functions, half-precision headers and string support: half a second before the
+first kernel is typed. Kernel text needs integers, floats, booleans, tuples, `range` and tiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _is_overload(template: type) -> bool:
     return not _OVERLOADS.isdisjoint(template.__mro__)  # much faster than issubclass on numba's abstract classes
 
 
-class KernelTypingContext(CUDATypingContext):  # type: ignore[misc]
+class KernelTypingContext(CUDATypingContext):
     """Types kernel text."""
 
     _loaded = False
@@ -57,7 +57,7 @@ class KernelTypingContext(CUDATypingContext):  # type: ignore[misc]
             self._insert_global(value, function_type)
 
 
-class KernelTargetContext(CUDATargetContext):  # type: ignore[misc]
+class KernelTargetContext(CUDATargetContext):
     """Lowers kernel text."""
 
     _loaded = False

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM code for dtype conversion, and for bringing mixed operands (tiles, scalars, one-element tiles) to one tile type."""
+"""LLVM code for dtype conversion, and for bringing mixed operands (tiles, scalars, one-element tiles) to one tile
+type."""
 
 from __future__ import annotations
 
@@ -174,9 +175,7 @@ def round_halves(builder: ir.IRBuilder, vector: ir.Value, dtype: DType) -> ir.Va
         halves = [asm(builder, I16, f"cvt.rn.{name}.f32 $0, $1;", "=h,f", [lane]) for lane in lanes]
         return build_vector(builder, I16, halves)
     text = f"cvt.rn.{name}x2.f32 $0, $2, $1;"  # the first source goes to the high half
-    words = [
-        asm(builder, I32, text, "=r,f,f", [low, high]) for low, high in zip(lanes[::2], lanes[1::2], strict=True)
-    ]
+    words = [asm(builder, I32, text, "=r,f,f", [low, high]) for low, high in zip(lanes[::2], lanes[1::2], strict=True)]
     return build_vector(builder, I32, words)
 
 

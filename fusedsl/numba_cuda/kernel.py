@@ -27,8 +27,8 @@ class KernelSource:
     Attributes:
         name: name of the kernel's function in ``text``; profilers show it.
         text: the whole module: constants and one function over the kernel language.
-        signature: type of each parameter: ``"*bfloat16"`` for a pointer, ``"int64"``, ``"float32"``, ``"float64"``, ``"boolean"``.
-        threads: threads a block (the launch bound).
+        signature: type of each parameter: ``"*bfloat16"`` for a pointer, ``"int64"``, ``"float32"``, ``"float64"``,
+        ``"boolean"``. threads: threads a block (the launch bound).
         min_blocks: blocks a multiprocessor should hold; limits registers. None: no wish.
         max_registers: cap on registers a thread. None: no cap.
     """

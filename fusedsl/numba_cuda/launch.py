@@ -24,6 +24,8 @@ from fusedsl.numba_cuda.kernel import CompiledKernel, Geometry
 #: Called as ``launcher(stream, arguments)``: a raw stream handle and the variable arguments (a pointer is an address).
 Launcher = Callable[[int, Sequence[Any]], None]
 
+Number = int | float | bool
+
 # CUlaunchConfig: grid and block (6 x uint32), sharedMemBytes, pad | hStream, attrs, numAttrs, pad | our argument slots
 _CONFIG_HEAD = struct.Struct("<7I4x")
 _CONFIG_TAIL = "<QQQ"
@@ -67,19 +69,29 @@ class Function:
     _dynamic_smem_bytes: int = attrs.field(default=0, init=False, repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
 
-    def bind(self, geometry: Geometry, constants: Mapping[int, int | float | bool] | None = None) -> Launcher:
+    def bind(
+        self,
+        geometry: Geometry,
+        constants: Mapping[int, Number] | None = None,
+        sources: Mapping[int, int] | None = None,
+        types: Sequence[str] | None = None,
+    ) -> Launcher:
         """A launcher for one geometry.
 
         Args:
             geometry: grid (in blocks), block, cluster, dynamic shared memory.
-            constants: parameter index -> value that never changes; the launcher takes the other arguments, in order.
+            constants: parameter index -> value that never changes.
+            sources: parameter index, of those that are not constant -> place of its value in the launcher's arguments;
+                default: the arguments are these parameters, in order.
+            types: type of each of the launcher's arguments, in the words of a signature; goes with ``sources``. No
+                parameter needs to read an argument, so many launchers can share one tuple.
 
         Raises:
             LaunchError: the device cannot run this geometry.
         """
         check_geometry(self.kernel, geometry, properties(self.device_index))
         self._allow(geometry)
-        return bind(self, geometry, self._handle, constants or {})
+        return bind(self, geometry, self._handle, constants, sources, types)
 
     def _allow(self, geometry: Geometry) -> None:
         """Opt in to what the geometry needs beyond a kernel's defaults (48 KiB of shared memory, clusters of 8)."""
@@ -168,27 +180,30 @@ def launch_attributes(geometry: Geometry) -> bytes:
 
 @attrs.frozen
 class _Layout:
-    """Where everything of a launch lies in a pool block: config, variable slots, constant slots, pointer table."""
+    """Where everything of a launch lies in a pool block: config, argument slots, constant slots, pointer table."""
 
     head: bytes
-    record: struct.Struct  # from byte 32: stream, attributes' address, their number, variable arguments
+    record: struct.Struct  # from byte 32: stream, attributes' address, their number, arguments
     constants: bytes
     slots: tuple[int, ...]  # per parameter: byte offset of its slot
     table_at: int
 
 
-def _layout(signature: tuple[str, ...], geometry: Geometry, constants: Mapping[int, int | float | bool]) -> _Layout:
-    variable = [index for index in range(len(signature)) if index not in constants]
+def _layout(
+    signature: tuple[str, ...],
+    geometry: Geometry,
+    constants: Mapping[int, Number],
+    sources: Mapping[int, int],
+    types: Sequence[str],
+) -> _Layout:
     fixed = sorted(constants)
-    place = {index: _SLOTS_AT + _SLOT_BYTES * rank for rank, index in enumerate(variable + fixed)}
-    record = struct.Struct(_CONFIG_TAIL + "".join(slot_code(signature[index]) for index in variable))
-    packed = b"".join(struct.pack("<" + slot_code(signature[index]), constants[index]) for index in fixed)
+    place = {**sources, **{index: len(types) + rank for rank, index in enumerate(fixed)}}
     return _Layout(
         _CONFIG_HEAD.pack(*geometry.grid, *geometry.block, geometry.dynamic_smem_bytes),
-        record,
-        packed,
-        tuple(place[index] for index in range(len(signature))),
-        _SLOTS_AT + _SLOT_BYTES * len(signature),
+        struct.Struct(_CONFIG_TAIL + "".join(slot_code(type_) for type_ in types)),
+        b"".join(struct.pack("<" + slot_code(signature[index]), constants[index]) for index in fixed),
+        tuple(_SLOTS_AT + _SLOT_BYTES * place[index] for index in range(len(signature))),
+        _SLOTS_AT + _SLOT_BYTES * (len(types) + len(fixed)),
     )
 
 
@@ -204,13 +219,24 @@ def _new_block(layout: _Layout) -> tuple[bytearray, ctypes.c_void_p, ctypes.c_vo
 
 
 def bind(
-    function: Function, geometry: Geometry, handle: ctypes.c_void_p, constants: Mapping[int, int | float | bool]
+    function: Function,
+    geometry: Geometry,
+    handle: ctypes.c_void_p,
+    constants: Mapping[int, Number] | None = None,
+    sources: Mapping[int, int] | None = None,
+    types: Sequence[str] | None = None,
 ) -> Launcher:
     """The fast path of :meth:`Function.bind`: checks nothing, see there."""
-    layout = _layout(function.signature, geometry, constants)
-    packed = ctypes.create_string_buffer(launch_attributes(geometry), max(_ATTRIBUTE_BYTES, 1) * 2)
-    attributes = ctypes.addressof(packed)
-    attribute_count = len(launch_attributes(geometry)) // _ATTRIBUTE_BYTES
+    signature, constants = function.signature, constants or {}
+    variable = [index for index in range(len(signature)) if index not in constants]
+    if sources is None:
+        sources = {index: rank for rank, index in enumerate(variable)}
+        types = [signature[index] for index in variable]
+    assert types is not None, "the types of the arguments come with their places"
+    layout = _layout(signature, geometry, constants, sources, types)
+    wanted = launch_attributes(geometry)
+    packed = ctypes.create_string_buffer(wanted, max(len(wanted), 1))
+    attributes, attribute_count = ctypes.addressof(packed), len(wanted) // _ATTRIBUTE_BYTES
     pack_into = layout.record.pack_into
     enter = driver.library()["cuLaunchKernelEx"]
     pool: list[tuple[bytearray, ctypes.c_void_p, ctypes.c_void_p]] = []
@@ -247,7 +273,7 @@ def _launch_failed(
     function: Function,
     geometry: Geometry,
     arguments: Sequence[Any],
-    constants: Mapping[int, int | float | bool],
+    constants: Mapping[int, Number],
     code: int,
 ) -> LaunchError:
     sizes = f"sizes {tuple(constants.values())}, " if constants else ""

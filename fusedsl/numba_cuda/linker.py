@@ -32,7 +32,8 @@ class Resources:
 def read_log(log: str) -> Resources:
     """Resources from the linker's verbose log."""
     registers, stack, smem = _REGISTERS.search(log), _STACK.search(log), _SMEM.search(log)
-    assert registers is not None and stack is not None, f"unknown form of the linker's log:\n{log}"
+    assert registers is not None, f"unknown form of the linker's log:\n{log}"
+    assert stack is not None, f"unknown form of the linker's log:\n{log}"
     return Resources(
         registers=int(registers[1]),
         spill_bytes=int(stack[2]) + int(stack[3]),
@@ -56,7 +57,7 @@ def link(name: str, ltoir: bytes, options: tuple[str, ...], *, ptx: bool = False
     Raises:
         CompilationError: the linker or assembler refuses it.
     """
-    from cuda.bindings import nvjitlink
+    from cuda.bindings import nvjitlink  # noqa: PLC0415 (heavy, and not needed for cached kernels)
 
     flags = [*options, "-verbose", *(["-ptx"] if ptx else [])]
     handle: Any = nvjitlink.create(len(flags), flags)

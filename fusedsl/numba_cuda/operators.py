@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python operators on tiles: typing and lowering for `+ - * / // % ** & | ^ ~ << >>`, comparisons, `-`, and `bool`/`int` of one element."""
+"""Python operators on tiles: typing and lowering for `+ - * / // % ** & | ^ ~ << >>`, comparisons, `-`, and
+`bool`/`int` of one element."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def binary(name: str, rule: VectorRule, kinds: tuple[str, ...], result: DType | 
     return definition
 
 
-def unary(name: str, rule: Callable[[ir.IRBuilder, DType, ir.Value], ir.Value], kinds: tuple[str, ...]) -> Callable[..., Typed]:
+def unary(
+    name: str, rule: Callable[[ir.IRBuilder, DType, ir.Value], ir.Value], kinds: tuple[str, ...]
+) -> Callable[..., Typed]:
     """Typing and lowering of a one-operand operation on a tile's vector."""
 
     def definition(a: types.Type) -> Typed:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes of numba that kernel text needs: bytecode, SSA, type inference, lowering to LLVM.
 
-numba's own CUDA pipeline has twice as many (closures, list comprehensions, context managers, branch pruning, NumPy rewrites), and
-most walk the whole function again.
+numba's own CUDA pipeline has twice as many (closures, list comprehensions, context managers, branch pruning, NumPy
+rewrites), and most walk the whole function again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PASSES: tuple[tuple[Any, str], ...] = (
 )
 
 
-class KernelCompiler(CUDACompiler):  # type: ignore[misc]
+class KernelCompiler(CUDACompiler):
     """numba's compiler with `_PASSES`."""
 
     def define_pipelines(self) -> list[PassManager]:

@@ -8,8 +8,8 @@ A definition is a Python function over *types* that returns the result type and 
         '''Index of the thread in x.'''
         return types.int64, lambda builder, args: ...
 
-numba calls it once to type a call and once to lower it. No `@overload` and no `@intrinsic`: an overload is compiled as a
-device function, and both pay for numba's target machinery at every call site.
+numba calls it once to type a call and once to lower it. No `@overload` and no `@intrinsic`: an overload is compiled
+as a device function, and both pay for numba's target machinery at every call site.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from fusedsl.numba_cuda.tile import DTypeType, TileType
 
 typing_registry = TypingRegistry()
 lowering_registry = LoweringRegistry("fusedsl kernel language")
-
 
 
 def _no_value(context: Any, builder: ir.IRBuilder, ty: types.Type, value: object) -> ir.Value:
@@ -66,7 +65,7 @@ class KernelFunction:
 def _define(key: Any, definition: Callable[..., Typed], pysig: inspect.Signature) -> None:
     plain = not any(p.default is not p.empty for p in pysig.parameters.values())
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):
         prefer_literal = True
 
         def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Signature:
@@ -114,7 +113,7 @@ def python_function(key: Any, tile_operands: int, definition: Callable[..., Type
             raise TypingError("no operand is a tile")
         return definition(*operands)
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):
         def generic(self, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Signature | None:
             if len(args) != tile_operands or not any(isinstance(arg, TileType) for arg in args):
                 return None

@@ -13,7 +13,9 @@ from fusedsl.numba_cuda.dtypes import DType, float32
 from fusedsl.numba_cuda.tile import F32, I1, element_type
 
 
-def libdevice(builder: ir.IRBuilder, name: str, dtype: DType, args: list[ir.Value], result: ir.Type | None = None) -> ir.Value:
+def libdevice(
+    builder: ir.IRBuilder, name: str, dtype: DType, args: list[ir.Value], result: ir.Type | None = None
+) -> ir.Value:
     """A call of libdevice's ``__nv_<name>`` on scalars of float32 (suffix f) or float64."""
     full = f"__nv_{name}{'f' if dtype == float32 else ''}"
     function = builder.module.globals.get(full)
@@ -111,9 +113,7 @@ def int_remainder(builder: ir.IRBuilder, dtype: DType, a: ir.Value, b: ir.Value)
     """Remainder of integers with the divisor's sign (scalars or vectors)."""
     if dtype.kind == "uint":
         return builder.urem(a, b)
-    return builder.add(
-        builder.srem(a, b), builder.select(_inexact_negative(builder, a, b), b, zero(a.type))
-    )
+    return builder.add(builder.srem(a, b), builder.select(_inexact_negative(builder, a, b), b, zero(a.type)))
 
 
 def shift(builder: ir.IRBuilder, dtype: DType, a: ir.Value, b: ir.Value, *, left: bool) -> ir.Value:
@@ -181,7 +181,8 @@ _DIGAMMA_SERIES = (
 def digamma(builder: ir.IRBuilder, dtype: DType, x: ir.Value) -> ir.Value:
     """Scalar digamma: reflection for negative x, recurrence up to x >= 10, then the asymptotic series.
 
-    Abramowitz and Stegun 6.3.5, 6.3.7, 6.3.18. ``digamma(+-0)`` is the infinity of opposite sign, negative integers give NaN.
+    Abramowitz and Stegun 6.3.5, 6.3.7, 6.3.18. ``digamma(+-0)`` is the infinity of opposite sign, negative integers
+    give NaN.
     """
 
     def number(value: float) -> ir.Constant:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numba types of the kernel language, their LLVM representation, and how pieces of tiles are taken apart and put together.
+"""The numba types of the kernel language, their LLVM representation, and how pieces of tiles are taken apart and put
+together.
 
 * ``TileType(dtype, n)`` is one LLVM vector: ``<n x T>`` in general; ``<n x i1>`` for booleans; packed 32-bit words
   ``<n/2 x i32>`` (``<n x i16>`` when n is odd) for the 16-bit floats, so that a 16-byte load stays four registers.
@@ -76,19 +77,19 @@ class DTypeType(types.Type):
 
 
 @register_model(TileType)
-class _TileModel(core_models.PrimitiveModel):  # type: ignore[misc]
+class _TileModel(core_models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: TileType) -> None:
         super().__init__(dmm, fe_type, vector_type(fe_type.dtype, fe_type.n))
 
 
 @register_model(PointerType)
-class _PointerModel(core_models.PrimitiveModel):  # type: ignore[misc]
+class _PointerModel(core_models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: PointerType) -> None:
         super().__init__(dmm, fe_type, I64)
 
 
 @register_model(SharedType)
-class _SharedModel(core_models.PrimitiveModel):  # type: ignore[misc]
+class _SharedModel(core_models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: SharedType) -> None:
         super().__init__(dmm, fe_type, I32)
 

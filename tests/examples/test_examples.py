@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from examples import demo, layer_norm, rms_norm, softmax
 from examples.common import check
+from tests.faults.programs import run_python
 
 
 @pytest.mark.parametrize("example", [layer_norm, rms_norm, softmax], ids=lambda m: m.__name__)
@@ -31,3 +33,13 @@ def test_check_finds_a_wrong_result() -> None:
     x = torch.randn(4, 8)
     with pytest.raises(AssertionError, match="wrong: error"):
         check("wrong", lambda a: torch.exp(a) * 1.001, torch.exp, (x,))
+
+
+def test_the_readme_example_runs(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    code = readme.split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "example.py").write_text(code)
+    printed = run_python(str(tmp_path / "example.py"))
+    difference = float(printed.splitlines()[0].removeprefix("tensor(").rstrip(")"))
+    assert 0 <= difference < 1e-5
+    assert "inner_persistent" in printed

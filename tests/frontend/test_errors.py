@@ -156,34 +156,34 @@ UnpackMismatch: cannot unpack a float32 tensor of shape (2, 3) into 2 names
 """,
     "mismatch": """
 OperationFailed: shapes (2, 3) and (4, 3) do not broadcast: they differ in dim -2
-  wrong_programs.py:104:11
+  wrong_programs.py:105:11
     + (x - y)
        ^^^^^
   expected: equal sizes, or size 1, in every dim counted from the last
 """,
     "dim_out_of_range": """
 OperationFailed: dim=2 is out of range for a tensor of 2 dims
-  wrong_programs.py:109:11
+  wrong_programs.py:111:11
     return x.sum(2)
            ^^^^^^^^
   expected: -2 to 1
 """,
     "wrong_keyword": """
 OperationFailed: softmax: missing a required argument: 'dim'
-  wrong_programs.py:113:11
+  wrong_programs.py:115:11
     return torch.softmax(x, axes=-1)
            ^^^^^^^^^^^^^^^^^^^^^^^^^
 """,
     "helper_arguments": """
 WrongArguments: helper: missing a required argument: 'scale'
-  wrong_programs.py:121:11
+  wrong_programs.py:123:11
     return helper(x)
            ^^^^^^^^^
   expected: helper(v, scale)
 """,
     "endless_recursion": """
 RecursionTooDeep: calls are nested more than 50 deep, in 'endless_recursion'
-  wrong_programs.py:125:11
+  wrong_programs.py:127:11
     return endless_recursion(x + 1)
            ^^^^^^^^^^^^^^^^^^^^^^^^
   expected: a recursion that ends on static values
@@ -191,7 +191,7 @@ RecursionTooDeep: calls are nested more than 50 deep, in 'endless_recursion'
 """,
     "adds_to_argument": """
 InPlaceOnArgument: in-place '+=' would change the argument 'x', which the caller can see
-  wrong_programs.py:129:4
+  wrong_programs.py:131:4
     x += 1
     ^^^^^^
   expected: in-place operations on values that the function itself computed
@@ -199,7 +199,7 @@ InPlaceOnArgument: in-place '+=' would change the argument 'x', which the caller
 """,
     "method_on_captured": """
 InPlaceOnArgument: in-place '.mul_' would change 'WEIGHT', which the caller can see
-  wrong_programs.py:134:4
+  wrong_programs.py:136:4
     WEIGHT.mul_(2)
     ^^^^^^^^^^^^^^
   expected: in-place operations on values that the function itself computed
@@ -207,7 +207,7 @@ InPlaceOnArgument: in-place '.mul_' would change 'WEIGHT', which the caller can 
 """,
     "in_place_under_view": """
 InPlaceOnView: in-place '.add_' on a value that shares its memory with another live value
-  wrong_programs.py:141:4
+  wrong_programs.py:143:4
     y.add_(1)
     ^^^^^^^^^
   expected: in-place operations on values that have no views
@@ -215,7 +215,7 @@ InPlaceOnView: in-place '.add_' on a value that shares its memory with another l
 """,
     "in_place_wider": """
 InPlaceResult: in-place '+=': the result is float32, the target is int32
-  wrong_programs.py:147:4
+  wrong_programs.py:149:4
     y += 0.5
     ^^^^^^^^
   expected: a result that fits into the target
@@ -223,7 +223,7 @@ InPlaceResult: in-place '+=': the result is float32, the target is int32
 """,
     "item_assignment": """
 ItemAssignment: assigning to an item of a tensor cannot be used in a fused function
-  wrong_programs.py:153:4
+  wrong_programs.py:155:4
     y[0] = 1.0
     ^^^^
   expected: values that do not change once computed
@@ -231,7 +231,7 @@ ItemAssignment: assigning to an item of a tensor cannot be used in a fused funct
 """,
     "attribute_assignment": """
 ItemAssignment: assigning to attribute 'last' of 'other_module' (the module 'tests.frontend.other_module') cannot be used in a fused function
-  wrong_programs.py:158:4
+  wrong_programs.py:160:4
     other_module.last = x
     ^^^^^^^^^^^^^^^^^
   expected: values that do not change once computed
@@ -239,7 +239,7 @@ ItemAssignment: assigning to attribute 'last' of 'other_module' (the module 'tes
 """,
     "changes_captured": """
 CapturedMutation: 'NAMES' is changed, which would outlive the call
-  wrong_programs.py:163:4
+  wrong_programs.py:165:4
     NAMES.append("b")
     ^^^^^^^^^^^^
   expected: changes to containers that the function itself made
@@ -247,7 +247,7 @@ CapturedMutation: 'NAMES' is changed, which would outlive the call
 """,
     "fourier": """
 UnsupportedOperation: 'torch.fft.fft' cannot be used in a fused function: its result is complex
-  wrong_programs.py:168:11
+  wrong_programs.py:170:11
     return torch.fft.fft(x)
            ^^^^^^^^^^^^^^^^
   expected: an operation whose result has a shape and dtype that follow from its arguments' types
@@ -255,7 +255,7 @@ UnsupportedOperation: 'torch.fft.fft' cannot be used in a fused function: its re
 """,
     "nonzero": """
 UnsupportedOperation: 'x.nonzero' cannot be used in a fused function: its result depends on the values of its arguments
-  wrong_programs.py:172:11
+  wrong_programs.py:174:11
     return x.nonzero()
            ^^^^^^^^^^^
   expected: an operation whose result has a shape and dtype that follow from its arguments' types
@@ -263,7 +263,7 @@ UnsupportedOperation: 'x.nonzero' cannot be used in a fused function: its result
 """,
     "boolean_mask": """
 UnsupportedOperation: this indexing cannot be used in a fused function: its result depends on the values of its arguments
-  wrong_programs.py:176:11
+  wrong_programs.py:178:11
     return x[x > 0]
            ^^^^^^^^
   expected: an operation whose result has a shape and dtype that follow from its arguments' types
@@ -271,7 +271,7 @@ UnsupportedOperation: this indexing cannot be used in a fused function: its resu
 """,
     "tries": """
 UnsupportedStatement: 'try' cannot be used in a fused function
-  wrong_programs.py:180:4
+  wrong_programs.py:182:4
     try:
     ^^^^
   expected: assignments, if, for, while, with, assert, raise, return and nested functions
@@ -279,7 +279,7 @@ UnsupportedStatement: 'try' cannot be used in a fused function
 """,
     "system_call": """
 UnsupportedCall: 'listdir' cannot be called in a fused function: it is not a pure function that can be run while tracing
-  wrong_programs.py:187:19
+  wrong_programs.py:189:19
     return x * len(os.listdir("."))
                    ^^^^^^^^^^^^^^^
   expected: torch functions, math, Python functions with source, and pure builtins
@@ -287,7 +287,7 @@ UnsupportedCall: 'listdir' cannot be called in a fused function: it is not a pur
 """,
     "random_number": """
 UnsupportedCall: 'random' cannot be called in a fused function: it is not a pure function that can be run while tracing
-  wrong_programs.py:191:15
+  wrong_programs.py:193:15
     return x * random.random()
                ^^^^^^^^^^^^^^^
   expected: torch functions, math, Python functions with source, and pure builtins
@@ -295,7 +295,7 @@ UnsupportedCall: 'random' cannot be called in a fused function: it is not a pure
 """,
     "numpy_call": """
 HostValue: .numpy() needs the value of a tensor on the host
-  wrong_programs.py:195:11
+  wrong_programs.py:197:11
     return x.numpy()
            ^^^^^^^
   expected: values that stay on the GPU
@@ -303,32 +303,32 @@ HostValue: .numpy() needs the value of a tensor on the host
 """,
     "raises": """
 RaisedByFunction: the function raises ValueError: unknown mode 'fast'
-  wrong_programs.py:200:8
+  wrong_programs.py:202:8
     raise ValueError(f"unknown mode {mode!r}")
     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 """,
     "failed_assertion": """
 AssertionFailed: assertion failed: x has 3 columns, w has 4 rows
-  wrong_programs.py:205:11
+  wrong_programs.py:207:11
     assert x.shape[-1] == w.shape[0], f"x has {x.shape[-1]} columns, w has {w.shape[0]} rows"
            ^^^^^^^^^^^^^^^^^^^^^^^^^
 """,
     "static_index": """
 StaticFailure: IndexError: tuple index out of range
-  wrong_programs.py:210:15
+  wrong_programs.py:212:15
     return x * (1.0, 2.0)[x.ndim]
                ^^^^^^^^^^^^^^^^^^
 """,
     "returns_module": """
 UnsupportedResult: the module 'torch' cannot be returned from a fused function
-  wrong_programs.py:214:11
+  wrong_programs.py:216:11
     return x, torch
            ^^^^^^^^
   expected: tensors, Python values, and tuples, lists and dicts of them
 """,
     "autocast": """
 UnsupportedStatement: this 'with' cannot be used in a fused function
-  wrong_programs.py:218:9
+  wrong_programs.py:220:9
     with torch.autocast("cuda"):
          ^^^^^^^^^^^^^^^^^^^^^^
   expected: assignments, if, for, while, with, assert, raise, return and nested functions
@@ -336,8 +336,8 @@ UnsupportedStatement: this 'with' cannot be used in a fused function
 """,
     "non_ascii": """
 UndefinedName: name 'grösse' is not defined
-  wrong_programs.py:223:30
-    größe = "äöü"; return x + grösse
+  wrong_programs.py:226:30
+    größe = "äöü"; return x + grösse  # noqa: E702
                               ^^^^^^
   expected: a parameter, a local variable, or a name of an enclosing function, the module or builtins
   try: 'größe'
@@ -351,7 +351,7 @@ OperationFailed: shapes (2, 3) and (7,) do not broadcast: they differ in dim -1
 """,
     "pins_memory": """
 UnsupportedOperation: .data_ptr cannot be used in a fused function: addresses are not known while tracing
-  wrong_programs.py:231:11
+  wrong_programs.py:235:11
     return F.relu(x).data_ptr()
            ^^^^^^^^^^^^^^^^^^
   expected: an operation whose result has a shape and dtype that follow from its arguments' types
@@ -388,11 +388,26 @@ def generator(x):
 DECORATION = [
     (lambda x, y: x + y, errors.LambdaFunction, "LambdaFunction: a lambda cannot be fused", "def f(x, y): return ..."),
     (coroutine, errors.AsyncFunction, "AsyncFunction: 'coroutine' is an async function", "call it from the coroutine"),
-    (generator, errors.GeneratorFunction, "GeneratorFunction: 'generator' is a generator: it has a 'yield'", "yield y\n    ^^^^^^^"),
+    (
+        generator,
+        errors.GeneratorFunction,
+        "GeneratorFunction: 'generator' is a generator: it has a 'yield'",
+        "yield y\n    ^^^^^^^",
+    ),
     (len, errors.NotAFunction, "NotAFunction: fusedsl works on Python functions, this is 'len'", "defined with 'def'"),
     (3, errors.NotAFunction, "NotAFunction: fusedsl works on Python functions, this is 3", "defined with 'def'"),
-    (torch.nn.ReLU(), errors.NotAFunction, "NotAFunction: fusedsl works on Python functions, this is a ReLU", "its forward method"),
-    (staticmethod(test_message), errors.NotAFunction, "NotAFunction: fusedsl works on Python functions, this is a staticmethod", "@staticmethod above @fuse"),
+    (
+        torch.nn.ReLU(),
+        errors.NotAFunction,
+        "NotAFunction: fusedsl works on Python functions, this is a ReLU",
+        "its forward method",
+    ),
+    (
+        staticmethod(test_message),
+        errors.NotAFunction,
+        "NotAFunction: fusedsl works on Python functions, this is a staticmethod",
+        "@staticmethod above @fuse",
+    ),
 ]
 
 
@@ -421,6 +436,22 @@ def test_unusable_argument(value, found):
     with pytest.raises(errors.UnsupportedArgument) as caught:
         traced(identity, value)
     assert str(caught.value).splitlines()[0] == found
+
+
+ARRAY = np.ones(3)
+
+
+def uses_array(x):
+    return x * ARRAY
+
+
+def test_unusable_capture():
+    with pytest.raises(errors.UnsupportedArgument) as caught:
+        traced(uses_array, torch.ones(3))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "UnsupportedArgument: 'ARRAY' is a numpy ndarray, which a fused function cannot use"
+    assert lines[2:4] == ["    return x * ARRAY", "               ^^^^^"]
+    assert lines[-1] == "  try: torch.from_numpy(...)"
 
 
 def matmul(x):

@@ -77,7 +77,7 @@ CHANGES = [
     (uses_global, lambda m: change(m, "SCALE", 3.0)),
     (uses_global, lambda m: change(m, "SCALE", 2)),
     (uses_global, lambda m: m.delitem(uses_global.__globals__, "SCALE")),
-    (uses_list, lambda m: m.setitem(FACTORS, 1, 5.0)),
+    (uses_list, lambda m: change(m, "FACTORS", [1.0, 5.0])),
     (uses_list, lambda m: change(m, "FACTORS", (1.0, 2.0))),
     (uses_whole_list, lambda m: change(m, "FACTORS", [1.0, 2.0, 3.0])),
     (uses_dict, lambda m: m.setitem(TABLE, "a", 2.0)),
@@ -107,6 +107,27 @@ def test_changed_capture_fails_a_guard(fn, edit, monkeypatch):
         if "SCALE" in fn.__globals__ and "a" in TABLE:
             check(fn, value)
     assert holds(found, fn, value)
+
+
+def test_item_of_a_captured_list_is_guarded():
+    found = check(uses_list, x())
+    FACTORS[1] = 5.0
+    try:
+        assert not holds(found, uses_list, x())
+        check(uses_list, x())
+    finally:
+        FACTORS[1] = 2.0
+
+
+def uses_builtin(x):
+    return abs(x) + 1
+
+
+def test_global_that_hides_a_builtin_later(monkeypatch):
+    found = check(uses_builtin, x())
+    monkeypatch.setitem(uses_builtin.__globals__, "abs", torch.exp)
+    assert not holds(found, uses_builtin, x())
+    check(uses_builtin, x())
 
 
 def test_reason_names_line_and_values(monkeypatch):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Right programs: whatever Python a function uses, its graph computes what eager torch computes."""
+# ruff: noqa: PIE800, PIE804, RET504, RUF015
 
 from __future__ import annotations
 
@@ -245,6 +246,17 @@ def asserted(x, w):
     return x * w
 
 
+def compares_shapes(x, y):
+    if x.shape == y.shape and x.shape != (3, 6) and x.shape[:1] == (4,) and x.size()[1:] == y.shape[1:]:
+        return x + len(f"{x.shape[0]:>4}{[y.shape[1]]}")
+    return y
+
+
+def sized(x):
+    b, n = x.shape
+    return x.reshape(b, n // 2, 2).sum(-1), x.view(-1), x.new_zeros(x.shape) + torch.full((b, 1), 2.0)
+
+
 def tensor_comparison(x):
     return (x > 0) & ~(x > 1) | (x == 0.5)
 
@@ -263,6 +275,7 @@ def containers(pair, table):
 
 def imports(x):
     import math as m
+
     from torch import rsqrt as inverse_root
 
     return inverse_root(x.abs() + m.pi)
@@ -340,6 +353,8 @@ PROGRAMS = [
     (strings, [x()]),
     (asserted, [x(), x(6)]),
     (tensor_comparison, [x()]),
+    (compares_shapes, [x(), x()]),
+    (sized, [x()]),
     (containers, [(x(), x()), {"w": x(6), "n": 3}]),
     (imports, [x()]),
     (matrix_product, [x()]),

@@ -33,7 +33,7 @@ def wrapping(fn):
 @other((1, 2), dict(k=lambda x: x + 1))
 @other(
     "a ) string (",  # a comment with a (
-    key=[lambda y: (y), lambda: 3],
+    key=[lambda y: y, lambda: 3],
 )
 def decorated(x):
     # the line after this one is the third
@@ -198,7 +198,9 @@ def test_text_that_is_not_the_functions(tmp_path):
     path.write_text("import os\n" + text)
     names: dict = {"__name__": "user"}
     exec(compile(text, str(path), "exec"), names)
-    with pytest.raises(errors.SourceChanged, match=r"the source of 'f' in .*user.py is not the text it was compiled from"):
+    with pytest.raises(
+        errors.SourceChanged, match=r"the source of 'f' in .*user.py is not the text it was compiled from"
+    ):
         traced(names["f"], torch.ones(2))
 
 
@@ -219,5 +221,7 @@ def test_lambda_is_refused_when_decorated():
 
 def test_long_function_is_found_whole():
     body = "".join(f"    y{i} = x + {i}\n" for i in range(300))
-    f = from_linecache("<long>", f"class C:\n  def f(x):\n{textwrap.indent(body, '  ')}      return y299\n\nC.f.z = 1\n")["C"].f
+    f = from_linecache(
+        "<long>", f"class C:\n  def f(x):\n{textwrap.indent(body, '  ')}      return y299\n\nC.f.z = 1\n"
+    )["C"].f
     check(f, torch.randn(3))

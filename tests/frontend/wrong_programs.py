@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong programs, one mistake each: their messages are in ``test_errors.py``. Line numbers matter in this file."""
-# ruff: noqa: F821, F841, B008
+# ruff: noqa: F821, F841
 
 import os
 import random
@@ -98,11 +98,13 @@ def unpacks(x):
 
 
 def mismatch(x, y):
+    # fmt: off
     return (
         x
         + x * 2
         + (x - y)
     )
+    # fmt: on
 
 
 def dim_out_of_range(x):
@@ -220,7 +222,9 @@ def autocast(x):
 
 
 def non_ascii(x):
-    größe = "äöü"; return x + grösse
+    # fmt: off
+    größe = "äöü"; return x + grösse  # noqa: E702
+    # fmt: on
 
 
 def in_helper(x):

@@ -25,7 +25,9 @@ def norm() -> Graph:
     builder.rename(mean, "mean")
     shifted = builder.add("add", (mean, eps), TensorType(torch.float32, (rows,)))
     doubled = builder.add(
-        "mul", (shifted, builder.add("constant", (), ScalarType("float"), value=2.0)), TensorType(torch.float32, (rows,))
+        "mul",
+        (shifted, builder.add("constant", (), ScalarType("float"), value=2.0)),
+        TensorType(torch.float32, (rows,)),
     )
     spread = builder.add("reindex", (doubled,), TensorType(torch.float32, (rows, columns)), dims=(0, None))
     result = builder.add("cast", (spread,), TensorType(torch.bfloat16, (rows, columns)), explicit=True)

@@ -15,7 +15,17 @@ from fusedsl.graph.builder import Builder
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.verify import verify
 
-UNARY = (torch.abs, torch.sin, torch.exp, torch.sigmoid, torch.floor, torch.relu, torch.square, torch.tanh, torch.logical_not)
+UNARY = (
+    torch.abs,
+    torch.sin,
+    torch.exp,
+    torch.sigmoid,
+    torch.floor,
+    torch.relu,
+    torch.square,
+    torch.tanh,
+    torch.logical_not,
+)
 BINARY = (torch.add, torch.mul, torch.maximum, torch.eq, torch.lt, torch.hypot, torch.logical_and, torch.atan2)
 REDUCING = (torch.sum, torch.amax, torch.amin, torch.any)
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)
@@ -43,9 +53,7 @@ def sample(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tenso
 def test_random_graph(kinds: list[tuple[torch.dtype, tuple[int, ...]]], program: list[Step]) -> None:
     tensors = [sample(dtype, shape, seed) for seed, (dtype, shape) in enumerate(kinds)]
     builder = Builder("random")
-    values: list[Any] = [
-        TensorValue(builder, builder.input(f"x{i}", t.dtype, t.shape)) for i, t in enumerate(tensors)
-    ]
+    values: list[Any] = [TensorValue(builder, builder.input(f"x{i}", t.dtype, t.shape)) for i, t in enumerate(tensors)]
     eager = list(tensors)
     for kind, function, a, b, keepdim in program:
         left, right = a % len(eager), b % len(eager)

@@ -44,7 +44,9 @@ def test_an_entry_reads_back_whole() -> None:
     assert decode(encode(KERNEL)) == KERNEL
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:40], lambda b: b"", lambda b: b.replace(b"cubin", b"cuban")])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b[:40], lambda b: b"", lambda b: b.replace(b"cubin", b"cuban")]
+)
 def test_a_damaged_entry_is_a_miss(folder: Path, damage: object) -> None:
     get(KernelCache())
     (entry,) = entries(folder)
@@ -164,7 +166,8 @@ from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.cache import CACHE
 from fusedsl.numba_cuda.kernel import KernelSource
 kernel = compile_kernel(KernelSource{source!r}, "sm_90a")
-print(CACHE.counters.compilations, CACHE.counters.disk_hits, "numba.cuda" in sys.modules, len(kernel.ptx) > 100, kernel.registers)
+print(CACHE.counters.compilations, CACHE.counters.disk_hits, "numba.cuda" in sys.modules, len(kernel.ptx) > 100,
+kernel.registers)
 """
 
 

@@ -135,9 +135,9 @@ def test_a_failed_launch_names_kernel_geometry_and_sizes(fake: FakeDriver) -> No
     with pytest.raises(launch.LaunchError) as caught:
         make(Geometry((9, 1, 1), (64, 1, 1)), {1: 4096})(0, (16, 0.5, True, 0.5, 32))
     assert str(caught.value) == (
-        "LaunchError: launching kernel probe on cuda:0 failed: CUDA_ERROR (701) (grid (9, 1, 1), block (64, 1, 1), cluster 1, "
-        "0 bytes dynamic shared memory, 40 registers, 1024 bytes static shared memory, sizes (4096,), "
-        "arguments (16, 0.5, True, 0.5, 32))\n"
+        "LaunchError: launching kernel probe on cuda:0 failed: CUDA_ERROR (701) "
+        "(grid (9, 1, 1), block (64, 1, 1), cluster 1, 0 bytes dynamic shared memory, 40 registers, "
+        "1024 bytes static shared memory, sizes (4096,), arguments (16, 0.5, True, 0.5, 32))\n"
         "  try: an error of an earlier kernel may only show here: run with CUDA_LAUNCH_BLOCKING=1"
     )
     make(Geometry((9, 1, 1), (64, 1, 1)))(0, (16, 1, 0.5, True, 0.5, 32))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known callables: what the functions, methods, attributes and operators of torch and Python mean in the graph.
 
-``lookup`` and its siblings give a handler, or None for what the table does not know. A handler is called as ``handler(builder, *args,
-**kwargs)`` with ``TensorValue``, ``ScalarValue`` and static Python values. It
+``lookup`` and its siblings give a handler, or None for what the table does not know. A handler is called as
+``handler(builder, *args, **kwargs)`` with ``TensorValue``, ``ScalarValue`` and static Python values. It
 
 * returns values of the same kinds, or (named) tuples of them;
 * returns ``NotImplemented`` for a right call that the graph cannot express: run it as an opaque op;
-* raises ``NeedsStatic`` (an ``OpError``) when the graph's structure depends on a host scalar: guard it, put its ``hint`` in its place, call again;
+* raises ``NeedsStatic`` (an ``OpError``) when the graph's structure depends on a host scalar: guard it, put its
+  ``hint`` in its place, call again;
 * raises ``OpError`` for a wrong call.
 """
 

@@ -24,9 +24,7 @@ from fusedsl.frontend.callables.table import handles
 from fusedsl.frontend.callables.values import ScalarValue, TensorValue, cast, pointwise, reindex, select
 
 
-def _activation(
-    *names: str, eager: Callable[..., Any]
-) -> Callable[[Callable[..., TensorValue]], Callable[..., Any]]:
+def _activation(*names: str, eager: Callable[..., Any]) -> Callable[[Callable[..., TensorValue]], Callable[..., Any]]:
     def decorate(formula: Callable[..., TensorValue]) -> Callable[..., Any]:
         return handles(*names)(composite(eager, formula.__name__)(formula))
 
@@ -41,7 +39,7 @@ def _positive(x: TensorValue) -> TensorValue:
     return pointwise("gt", x, 0)
 
 
-# rectifiers: these also take integers where torch does ------------------------------------------------------------------
+# rectifiers: these also take integers where torch does ------------------------------------------------------------
 
 
 @handles("torch.relu", "Tensor.relu", "F.relu")
@@ -111,7 +109,7 @@ def rrelu(
     return leaky_relu(builder, input, (lower + upper) / 2)
 
 
-# exponential linear units -----------------------------------------------------------------------------------------------
+# exponential linear units ------------------------------------------------------------
 
 
 def _elu(x: TensorValue, alpha: Any, scale: Any, input_scale: Any) -> TensorValue:
@@ -137,7 +135,7 @@ def selu(input: TensorValue, inplace: bool = False) -> TensorValue:
     return _elu(input, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
 
 
-# smooth gates -----------------------------------------------------------------------------------------------------------
+# smooth gates ------------------------------------------------------------
 
 
 @_activation("F.silu", eager=F.silu)
@@ -210,10 +208,18 @@ def softshrink(input: TensorValue, lambd: Any = 0.5) -> TensorValue:
     return select(pointwise("gt", input, lambd), input - lambd, low, input.dtype)
 
 
-# dropout ----------------------------------------------------------------------------------------------------------------
+# dropout ------------------------------------------------------------
 
 
-@handles("F.dropout", "torch.dropout", "F.alpha_dropout", "F.dropout1d", "F.dropout2d", "F.dropout3d", "F.feature_alpha_dropout")
+@handles(
+    "F.dropout",
+    "torch.dropout",
+    "F.alpha_dropout",
+    "F.dropout1d",
+    "F.dropout2d",
+    "F.dropout3d",
+    "F.feature_alpha_dropout",
+)
 def dropout(builder: Any, input: Any, p: Any = 0.5, training: Any = True, inplace: bool = False) -> TensorValue:
     value = tensor(input, "dropout")
     no_inplace(inplace)

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from fusedsl.frontend.callables.compose import check_dtypes, common_dtype, static, static_int, tensor, torch_dtype, widen_all
+from fusedsl.frontend.callables.compose import (
+    check_dtypes,
+    common_dtype,
+    static,
+    static_int,
+    tensor,
+    torch_dtype,
+    widen_all,
+)
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.logic import logical_and
 from fusedsl.frontend.callables.table import everywhere, handles
@@ -123,7 +131,7 @@ def fmod(builder: Any, input: Any, other: Any) -> TensorValue:
     return pointwise("fmod", input, other, eager=torch.fmod)
 
 
-# powers -----------------------------------------------------------------------------------------------------------------
+# powers ------------------------------------------------------------
 
 
 @handles(*everywhere("pow"), "operator.pow", "operator.ipow", "ast.Pow", "builtins.pow")
@@ -177,7 +185,8 @@ def ldexp(builder: Any, input: Any, other: Any) -> TensorValue:
     return cast(cast(x, wide) * pointwise("exp2", cast(y, wide)), dtype)
 
 
-# two-argument functions -------------------------------------------------------------------------------------------------
+# two-argument functions
+# -------------------------------------------------------------------------------------------------
 
 
 @handles(*everywhere("atan2"), *everywhere("arctan2"))
@@ -254,7 +263,7 @@ def heaviside(builder: Any, input: Any, values: Any) -> TensorValue:
     return select(pointwise("eq", input, 0), values, step, dtype)
 
 
-# several operands -------------------------------------------------------------------------------------------------------
+# several operands ------------------------------------------------------------
 
 
 @handles(*everywhere("lerp"))
@@ -286,11 +295,15 @@ def addcdiv(builder: Any, input: Any, tensor1: Any, tensor2: Any, *, value: Any 
 
 
 @handles(*everywhere("isclose"))
-def isclose(builder: Any, input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: Any = False) -> TensorValue:
+def isclose(
+    builder: Any, input: Any, other: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: Any = False
+) -> TensorValue:
     if tensor(input, "isclose").dtype is not tensor(other, "isclose").dtype:
         raise OpError("isclose takes two tensors of one dtype")
     _, (a, b) = widen_all(torch.isclose, "isclose", input, other)
     close = pointwise("eq", a, b)
+    if a.dtype is torch.bool:
+        return close
     if static(equal_nan, "equal_nan"):
         close = pointwise("bitwise_or", close, logical_and(builder, pointwise("ne", a, a), pointwise("ne", b, b)))
     allowed = pointwise("abs", b * rtol) + atol
@@ -310,5 +323,3 @@ def multigammaln(builder: Any, input: Any, p: Any) -> TensorValue:
     for j in range(1, order):
         total = total + pointwise("lgamma", x - j / 2)
     return cast(total, dtype)
-
-

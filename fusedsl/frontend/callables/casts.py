@@ -105,7 +105,11 @@ def clone(builder: Any, input: Any, *, memory_format: Any = torch.preserve_forma
 
 @handles("Tensor.contiguous")
 def contiguous(builder: Any, self: Any, memory_format: Any = torch.contiguous_format) -> Any:
-    return pointwise("contiguous", tensor(self, "contiguous")) if memory_format is torch.contiguous_format else NotImplemented
+    return (
+        pointwise("contiguous", tensor(self, "contiguous"))
+        if memory_format is torch.contiguous_format
+        else NotImplemented
+    )
 
 
 @handles(*everywhere("detach"))

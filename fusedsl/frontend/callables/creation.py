@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factories of constant tensors. ``empty`` kinds are filled with zeros.
 
-A ``device`` given as a ``torch.device`` (``x.device``) is taken to be the device of the arguments; one given as text or a layout, pinned
+A ``device`` given as a ``torch.device`` (``x.device``) is taken to be the device of the arguments; one given as text
+or a layout, pinned
 memory and ``requires_grad`` are left to eager torch.
 """
 
@@ -19,7 +20,13 @@ from fusedsl.frontend.callables.table import handles
 from fusedsl.frontend.callables.values import TensorValue, full, is_value, plain_number
 
 
-def _is_plain(device: Any = None, layout: Any = None, pin_memory: Any = None, requires_grad: Any = False, memory_format: Any = None) -> bool:
+def _is_plain(
+    device: Any = None,
+    layout: Any = None,
+    pin_memory: Any = None,
+    requires_grad: Any = False,
+    memory_format: Any = None,
+) -> bool:
     return (
         (device is None or isinstance(device, torch.device))
         and layout in (None, torch.strided)
@@ -73,7 +80,9 @@ def full_like(builder: Any, input: Any, fill_value: Any, *, dtype: Any = None, *
 
 
 @handles("Tensor.new_full")
-def new_full(builder: Any, self: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_full(
+    builder: Any, self: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None, **options: Any
+) -> Any:
     source = tensor(self, "new_full")
     if not _is_plain(**options):
         return NotImplemented
@@ -90,10 +99,8 @@ def torch_full(builder: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any
 
 @handles("torch.scalar_tensor", "torch.tensor", "torch.as_tensor")
 def scalar_tensor(builder: Any, data: Any, *, dtype: Any = None, **options: Any) -> Any:
-    if not is_value(data) and not isinstance(data, (bool, int, float)) or not _is_plain(**options):
+    if (not is_value(data) and not isinstance(data, (bool, int, float))) or not _is_plain(**options):
         return NotImplemented
     if isinstance(data, TensorValue):
         raise OpError("torch.tensor of a tensor copies it to the host first", hint="clone().detach()")
     return full(builder, data, dtype_argument(dtype) or common_dtype(data), ())
-
-

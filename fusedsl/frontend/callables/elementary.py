@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fusedsl.frontend.callables.compose import check_dtypes, composite, static_int, tensor
-from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.logic import clamped
 from fusedsl.frontend.callables.table import everywhere, handles
 from fusedsl.frontend.callables.values import ScalarValue, TensorValue, host, pointwise, select
@@ -102,11 +101,6 @@ def round(builder: Any, input: Any, *, decimals: Any = 0) -> Any:
     return rounded(builder, value)
 
 
-@handles(*everywhere("fabs"))
-def fabs(builder: Any, input: Any) -> TensorValue:
-    return pointwise("abs", tensor(input, "fabs"))
-
-
 @handles(*everywhere("frac"))
 def frac(builder: Any, input: Any) -> TensorValue:
     value = tensor(input, "frac")
@@ -142,12 +136,20 @@ def _angle(input: TensorValue) -> TensorValue:
     return select(pointwise("isnan", input), input, turned, input.dtype)
 
 
-@handles(*everywhere("conj"), *everywhere("conj_physical"), "torch.real", *everywhere("resolve_conj"), *everywhere("resolve_neg"))
+@handles(
+    *everywhere("conj"),
+    *everywhere("conj_physical"),
+    "torch.real",
+    *everywhere("resolve_conj"),
+    *everywhere("resolve_neg"),
+)
 def conj(builder: Any, input: Any) -> TensorValue:
     return tensor(input, "conj")
 
 
-def _enter_composite(*names: str, eager: Callable[..., Any]) -> Callable[[Callable[..., TensorValue]], Callable[..., Any]]:
+def _enter_composite(
+    *names: str, eager: Callable[..., Any]
+) -> Callable[[Callable[..., TensorValue]], Callable[..., Any]]:
     def decorate(formula: Callable[..., TensorValue]) -> Callable[..., Any]:
         return handles(*names)(composite(eager, formula.__name__)(formula))
 
@@ -196,5 +198,3 @@ def polygamma(builder: Any, n: Any, input: Any = None) -> Any:
     if static_int(n, "n") != 0:
         return NotImplemented
     return pointwise("digamma", tensor(input, "polygamma"))
-
-

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OpError(FuseError):
-    """A wrong use of an op: bad shapes, dtypes or options, as torch would refuse it or as fusedsl does not support it."""
+    """A wrong use of an op: shapes, dtypes or options that torch refuses or fusedsl does not support."""
 
 
 class NeedsStatic(OpError):

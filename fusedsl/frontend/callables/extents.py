@@ -9,7 +9,7 @@ from typing import Any
 
 from fusedsl.frontend.callables.compose import static_int
 from fusedsl.frontend.callables.errors import NeedsStatic, OpError
-from fusedsl.frontend.callables.values import ScalarValue, TensorValue, host, is_value, size, unify
+from fusedsl.frontend.callables.values import ScalarValue, TensorValue, host, is_value, size
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.types import Extent, extent_hint
 
@@ -31,7 +31,8 @@ def extent_of(item: Any, role: str = "size") -> Extent:
     if isinstance(item, ScalarValue):
         node = item.builder.nodes[item.id]
         if node.op == "size":
-            return item.builder.tensor(node.inputs[0]).shape[node.attribute("dim")]
+            dim: int = node.attribute("dim")
+            return item.builder.tensor(node.inputs[0]).shape[dim]
     value = static_int(item, role)
     if value < 0:
         raise OpError(f"{role} {value} is negative")
@@ -48,7 +49,7 @@ def match_extent(builder: Builder, written: Any, extent: Extent) -> bool:
         return True
     if extent_hint(wanted) != extent_hint(extent) or extent_hint(extent) < 2:
         return False
-    unify(builder, wanted, extent)
+    builder.unify(wanted, extent)
     return True
 
 

@@ -13,10 +13,57 @@ from fusedsl.frontend.callables.values import TensorValue, host, is_value
 
 #: Functions of ``math`` from numbers to one number.
 _MATH = (
-    "acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees erf erfc exp exp2 expm1 fabs factorial floor "
-    "fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 nextafter perm pow radians remainder "
-    "sin sinh sqrt tan tanh trunc ulp"
-).split()
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "comb",
+    "copysign",
+    "cos",
+    "cosh",
+    "degrees",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "fabs",
+    "factorial",
+    "floor",
+    "fmod",
+    "gamma",
+    "gcd",
+    "hypot",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isqrt",
+    "lcm",
+    "ldexp",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "nextafter",
+    "perm",
+    "pow",
+    "radians",
+    "remainder",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+    "ulp",
+)
 
 
 def _enter_host(name: str, qualified: str, python: Callable[..., Any], hint: str) -> None:
@@ -26,7 +73,9 @@ def _enter_host(name: str, qualified: str, python: Callable[..., Any], hint: str
         if not any(is_value(x) for x in (*args, *kwargs.values())):
             return python(*args, **kwargs)
         if kwargs:
-            raise OpError(f"{qualified}: keyword arguments are not supported on host scalars", hint="pass them by position")
+            raise OpError(
+                f"{qualified}: keyword arguments are not supported on host scalars", hint="pass them by position"
+            )
         return host(name, *args)
 
     handler.__name__ = qualified

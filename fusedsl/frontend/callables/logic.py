@@ -59,7 +59,7 @@ for _name, _alias, _node in [
     _enter_comparison(_name, _alias, _node)
 
 
-# logical and bitwise ----------------------------------------------------------------------------------------------------
+# logical and bitwise ------------------------------------------------------------
 
 
 def as_bool(value: TensorValue) -> TensorValue:
@@ -112,7 +112,9 @@ for _name, _python, _node in [
     ("bitwise_left_shift", operator.lshift, "LShift"),
     ("bitwise_right_shift", operator.rshift, "RShift"),
 ]:
-    _enter_bitwise(_name, _python, f"operator.{_python.__name__}", f"operator.i{_python.__name__.rstrip('_')}", f"ast.{_node}")
+    _enter_bitwise(
+        _name, _python, f"operator.{_python.__name__}", f"operator.i{_python.__name__.rstrip('_')}", f"ast.{_node}"
+    )
 
 
 @handles(*everywhere("bitwise_not"), "operator.invert", "ast.Invert")
@@ -122,7 +124,7 @@ def bitwise_not(builder: Any, input: Any) -> Any:
     return host("invert", input)
 
 
-# classification ---------------------------------------------------------------------------------------------------------
+# classification ------------------------------------------------------------
 
 
 def _constant_mask(value: TensorValue, answer: bool) -> TensorValue:
@@ -167,7 +169,7 @@ def signbit(builder: Any, input: Any) -> TensorValue:
     return pointwise("lt", value, 0) if value.dtype.is_signed else _constant_mask(value, False)
 
 
-# choice -----------------------------------------------------------------------------------------------------------------
+# choice ------------------------------------------------------------
 
 
 @handles("torch.where")
@@ -176,9 +178,11 @@ def where(builder: Any, condition: Any, input: Any = None, other: Any = None) ->
         return NotImplemented  # the indices of the true elements: their number is data
     mask = tensor(condition, "where")
     if mask.dtype is not torch.bool:
-        raise OpError(f"where takes a bool condition, got {str(mask.dtype).removeprefix('torch.')}", hint="compare with 0")
+        raise OpError(
+            f"where takes a bool condition, got {str(mask.dtype).removeprefix('torch.')}", hint="compare with 0"
+        )
     choices = [x if is_value(x) else plain_number(x) for x in (input, other)]
-    return select(mask, *choices, dtype=common_dtype(*choices))  # type: ignore[call-arg]
+    return select(mask, choices[0], choices[1], common_dtype(*choices))
 
 
 @handles("Tensor.where")

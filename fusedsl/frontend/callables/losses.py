@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise losses of ``torch.nn.functional`` with their mean or sum; ``weight=`` and the deprecated options are left to torch."""
+"""Elementwise losses of ``torch.nn.functional``; ``weight=`` and the deprecated options are left to eager torch."""
 
 from __future__ import annotations
 
@@ -89,12 +89,16 @@ def smooth_l1_loss(
     distance = pointwise("abs", x - y)
     if bend == 0:
         return _reduced(distance, reduction, dtype)
-    loss = select(pointwise("lt", distance, bend), distance * 0.5 * distance / bend, distance - 0.5 * bend, distance.dtype)
+    loss = select(
+        pointwise("lt", distance, bend), distance * 0.5 * distance / bend, distance - 0.5 * bend, distance.dtype
+    )
     return _reduced(loss, reduction, dtype)
 
 
 @handles("F.huber_loss")
-def huber_loss(builder: Any, input: Any, target: Any, reduction: Any = "mean", delta: Any = 1.0, weight: Any = None) -> Any:
+def huber_loss(
+    builder: Any, input: Any, target: Any, reduction: Any = "mean", delta: Any = 1.0, weight: Any = None
+) -> Any:
     if weight is not None:
         return NotImplemented
     dtype, x, y = _pair(F.huber_loss, "huber_loss", input, target)
@@ -152,10 +156,7 @@ def kl_div(
     if not size_average is reduce is None:
         return NotImplemented
     dtype, x, y = _pair(F.kl_div, "kl_div", input, target)
-    if static(log_target, "log_target"):
-        loss = pointwise("exp", y) * (y - x)
-    else:
-        loss = xlogy(builder, y, y) - y * x
+    loss = pointwise("exp", y) * (y - x) if static(log_target, "log_target") else xlogy(builder, y, y) - y * x
     if reduction == "batchmean":
         total = _reduced(loss, "sum", loss.dtype)
         return cast(total / size(loss, 0), dtype)

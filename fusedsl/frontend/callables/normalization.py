@@ -19,7 +19,9 @@ from fusedsl.frontend.callables.values import TensorValue, cast, is_value, point
 def _normalized_dims(value: TensorValue, normalized_shape: Any, name: str) -> tuple[int, ...]:
     """The trailing dims that ``normalized_shape`` names."""
     sizes: Sequence[Any] = (
-        normalized_shape if isinstance(normalized_shape, (tuple, list)) else (static(normalized_shape, "normalized_shape"),)
+        normalized_shape
+        if isinstance(normalized_shape, (tuple, list))
+        else (static(normalized_shape, "normalized_shape"),)
     )
     first = value.rank - len(sizes)
     fits = first >= 0 and len(sizes) > 0
@@ -36,7 +38,9 @@ def _check_parameter(value: TensorValue, parameter: Any, dims: Sequence[int], na
         return None
     found = tensor(parameter, name)
     if found.hint_shape != tuple(value.hint_shape[d] for d in dims):
-        raise OpError(f"{name} has shape {found.hint_shape}, the normalized dims are {tuple(value.hint_shape[d] for d in dims)}")
+        raise OpError(
+            f"{name} has shape {found.hint_shape}, the normalized dims are {tuple(value.hint_shape[d] for d in dims)}"
+        )
     return found
 
 

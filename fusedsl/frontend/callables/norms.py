@@ -47,7 +47,9 @@ def _vector_norm(input: Any, order: Any, dim: Any, keepdim: Any, dtype: Any) -> 
 
 
 @handles("linalg.vector_norm")
-def vector_norm(builder: Any, x: Any, ord: Any = 2, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> TensorValue:
+def vector_norm(
+    builder: Any, x: Any, ord: Any = 2, dim: Any = None, keepdim: Any = False, *, dtype: Any = None
+) -> TensorValue:
     return _vector_norm(x, ord, dim, keepdim, dtype)
 
 
@@ -60,7 +62,9 @@ def norm(builder: Any, input: Any, p: Any = "fro", dim: Any = None, keepdim: Any
 
 
 @handles("linalg.norm")
-def linalg_norm(builder: Any, input: Any, ord: Any = None, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> Any:
+def linalg_norm(
+    builder: Any, input: Any, ord: Any = None, dim: Any = None, keepdim: Any = False, *, dtype: Any = None
+) -> Any:
     value, order = tensor(input, "norm"), static(ord, "ord")
     axes = static(dim, "dim")
     number = value.rank if axes is None else len(axes) if isinstance(axes, (tuple, list)) else 1
@@ -72,7 +76,9 @@ def linalg_norm(builder: Any, input: Any, ord: Any = None, dim: Any = None, keep
 
 
 @handles("linalg.matrix_norm")
-def matrix_norm(builder: Any, input: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: Any = False, *, dtype: Any = None) -> Any:
+def matrix_norm(
+    builder: Any, input: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: Any = False, *, dtype: Any = None
+) -> Any:
     return _vector_norm(input, 2, dim, keepdim, dtype) if static(ord, "ord") == "fro" else NotImplemented
 
 

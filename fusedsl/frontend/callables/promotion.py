@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's dtype rules: which dtype operands are computed in, and what torch refuses.
 
-An operand is described by a key: ``(dtype, is_zero_dim)`` for a tensor, the Python type for a number. Answers are cached by op
+An operand is described by a key: ``(dtype, is_zero_dim)`` for a tensor, the Python type for a number. Answers are
+cached by op
 and keys, so that tracing asks torch once.
 """
 
@@ -26,7 +27,8 @@ _NUMBERS = {bool: True, int: 1, float: 1.0}
 def promote(keys: Iterable[OperandKey]) -> torch.dtype:
     """The dtype torch's type promotion gives for operands together (``torch.result_type`` for any number of them).
 
-    Tensors with dims outrank 0-dim tensors, which outrank Python numbers; a lower rank matters only when its kind is higher (a float
+    Tensors with dims outrank 0-dim tensors, which outrank Python numbers; a lower rank matters only when its kind is
+    higher (a float
     among integers).
     """
     ranks: list[torch.dtype | None] = [None, None, None]
@@ -40,7 +42,9 @@ def promote(keys: Iterable[OperandKey]) -> torch.dtype:
     dtype_ = _combine(ranks[0], _combine(ranks[1], ranks[2]))
     assert dtype_ is not None, "promotion of no operands"
     if dtype_.is_complex:
-        raise OpError("complex numbers are not supported", expected="real tensors", hint="split real and imaginary parts")
+        raise OpError(
+            "complex numbers are not supported", expected="real tensors", hint="split real and imaginary parts"
+        )
     return dtype_
 
 

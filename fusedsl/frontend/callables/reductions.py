@@ -56,7 +56,7 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.ones(1, dtype=dtype, device="cpu").sum().dtype
 
 
-# sums -------------------------------------------------------------------------------------------------------------------
+# sums ------------------------------------------------------------
 
 
 @handles(*everywhere("sum"))
@@ -89,7 +89,7 @@ def count_nonzero(builder: Any, input: Any, dim: Any = None) -> TensorValue:
 
 
 def averaged(value: TensorValue, dims: Sequence[int], keepdim: bool = False) -> TensorValue:
-    """The mean over ``dims`` in the value's own dtype; the division follows the reindex, so that the mean is one value."""
+    """The mean over ``dims`` in the value's own dtype; the division follows the reindex."""
     total = reduce("sum", value, dims, keepdim)
     return total / count(value, dims) if dims else total
 
@@ -100,7 +100,9 @@ def mean(builder: Any, input: Any, dim: Any = None, keepdim: Any = False, *, dty
     wanted = dtype_argument(dtype) or value.dtype
     if not wanted.is_floating_point:
         raise OpError(
-            f"mean of {str(wanted).removeprefix('torch.')} has no float dtype", expected="a floating tensor", hint="mean(dtype=torch.float32)"
+            f"mean of {str(wanted).removeprefix('torch.')} has no float dtype",
+            expected="a floating tensor",
+            hint="mean(dtype=torch.float32)",
         )
     wide = widen(cast(value, wanted), wanted)
     return cast(averaged(wide, many_dims(dim, value.rank), static(keepdim, "keepdim")), wanted)
@@ -120,7 +122,7 @@ def nanmean(builder: Any, input: Any, dim: Any = None, keepdim: Any = False, *, 
     return cast(total / cast(present, wide.dtype), wanted)
 
 
-# extrema ----------------------------------------------------------------------------------------------------------------
+# extrema ------------------------------------------------------------
 
 
 class Extremum(NamedTuple):
@@ -206,7 +208,7 @@ def min(builder: Any, input: Any, dim: Any = None, keepdim: Any = False, *, othe
     return _max_or_min("min", builder, input, dim, keepdim, other)
 
 
-# truth ------------------------------------------------------------------------------------------------------------------
+# truth ------------------------------------------------------------
 
 
 def _truth(op: str, value: TensorValue, dim: Any, keepdim: Any) -> TensorValue:
@@ -224,10 +226,12 @@ def all(builder: Any, input: Any, dim: Any = None, keepdim: Any = False) -> Tens
     return _truth("all", tensor(input, "all"), dim, keepdim)
 
 
-# variance ---------------------------------------------------------------------------------------------------------------
+# variance ------------------------------------------------------------
 
 
-def centred_variance(value: TensorValue, dims: Sequence[int], correction: Any = 0, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
+def centred_variance(
+    value: TensorValue, dims: Sequence[int], correction: Any = 0, keepdim: bool = False
+) -> tuple[TensorValue, TensorValue]:
     """Variance and mean over ``dims`` in the value's own dtype, by two passes; the mean keeps its dims."""
     centre = averaged(value, dims, keepdim=True)
     deviation = value - centre
@@ -271,12 +275,16 @@ def _drop(value: TensorValue, kept: Sequence[int]) -> TensorValue:
 
 
 @handles(*everywhere("var"))
-def var(builder: Any, input: Any, dim: Any = None, unbiased: Any = None, keepdim: Any = False, *, correction: Any = None) -> TensorValue:
+def var(
+    builder: Any, input: Any, dim: Any = None, unbiased: Any = None, keepdim: Any = False, *, correction: Any = None
+) -> TensorValue:
     return _variance("var", builder, input, dim, unbiased, keepdim, correction)[0]
 
 
 @handles(*everywhere("std"))
-def std(builder: Any, input: Any, dim: Any = None, unbiased: Any = None, keepdim: Any = False, *, correction: Any = None) -> TensorValue:
+def std(
+    builder: Any, input: Any, dim: Any = None, unbiased: Any = None, keepdim: Any = False, *, correction: Any = None
+) -> TensorValue:
     return _variance("std", builder, input, dim, unbiased, keepdim, correction)[0]
 
 
@@ -294,7 +302,7 @@ def std_mean(
     return _variance("std_mean", builder, input, dim, unbiased, keepdim, correction)
 
 
-# logsumexp --------------------------------------------------------------------------------------------------------------
+# logsumexp ------------------------------------------------------------
 
 
 @handles(*everywhere("logsumexp"), "special.logsumexp")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views that a reindex expresses: they permute, broadcast, and add or drop dims of size 1. Others give NotImplemented."""
+"""Views that a reindex expresses: permuted, broadcast, with dims of size 1 added or dropped; others: NotImplemented."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusedsl.frontend.callables.compose import many_dims, one_dim, static, stati
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.extents import extent_of, match_extent, sizes_argument
 from fusedsl.frontend.callables.table import everywhere, handles
-from fusedsl.frontend.callables.values import TensorValue, broadcast, broadcast_shape, is_value, reindex, unify
+from fusedsl.frontend.callables.values import TensorValue, broadcast, broadcast_shape, is_value, reindex
 from fusedsl.graph.types import Extent, extent_hint
 
 
@@ -23,7 +23,7 @@ def keep_dims(value: TensorValue, dims: Sequence[int], source: TensorValue) -> T
     return reindex(value, places, tuple(1 if p is None else value.shape[p] for p in places))
 
 
-# adding and dropping dims -----------------------------------------------------------------------------------------------
+# adding and dropping dims ------------------------------------------------------------
 
 
 @handles(*everywhere("unsqueeze"))
@@ -47,7 +47,7 @@ def squeeze(builder: Any, input: Any, dim: Any = None) -> TensorValue:
     return _view(value, [d for d in range(value.rank) if d not in named or value.shape[d] != 1])
 
 
-# reordering -------------------------------------------------------------------------------------------------------------
+# reordering ------------------------------------------------------------
 
 
 @handles("Tensor.permute")
@@ -105,10 +105,15 @@ def hermitian(builder: Any, input: Any) -> TensorValue:
 @handles(*everywhere("movedim"), *everywhere("moveaxis"))
 def movedim(builder: Any, input: Any, source: Any, destination: Any) -> TensorValue:
     value = tensor(input, "movedim")
-    pairs = [x if isinstance(x, (tuple, list)) else (x,) for x in (static(source, "source"), static(destination, "destination"))]
+    pairs = [
+        x if isinstance(x, (tuple, list)) else (x,)
+        for x in (static(source, "source"), static(destination, "destination"))
+    ]
     sources, targets = ([one_dim(d, value.rank) for d in dims] for dims in pairs)
     if len(set(sources)) != len(sources) or len(set(targets)) != len(targets) or len(sources) != len(targets):
-        raise OpError(f"movedim from {tuple(sources)} to {tuple(targets)}: dims must be distinct and as many on both sides")
+        raise OpError(
+            f"movedim from {tuple(sources)} to {tuple(targets)}: dims must be distinct and as many on both sides"
+        )
     order: list[int | None] = [None] * value.rank
     for a, b in zip(sources, targets, strict=True):
         order[b] = a
@@ -116,7 +121,7 @@ def movedim(builder: Any, input: Any, source: Any, destination: Any) -> TensorVa
     return _view(value, [next(rest) if d is None else d for d in order])
 
 
-# broadcasting -----------------------------------------------------------------------------------------------------------
+# broadcasting ------------------------------------------------------------
 
 
 @handles("Tensor.expand")
@@ -172,7 +177,7 @@ def broadcast_tensors(builder: Any, *tensors: Any) -> tuple[TensorValue, ...]:
     return tuple(broadcast(x, shape) for x in values)
 
 
-# reshaping --------------------------------------------------------------------------------------------------------------
+# reshaping ------------------------------------------------------------
 
 
 @handles("Tensor.view", "Tensor.reshape")
@@ -197,7 +202,7 @@ def view_as(builder: Any, self: Any, other: Any) -> Any:
     for dim, extent in zip(sources, real, strict=True):
         if extent_hint(value.shape[dim]) != extent_hint(extent):
             return NotImplemented
-        unify(builder, value.shape[dim], extent)
+        builder.unify(value.shape[dim], extent)
     places = iter(sources)
     return _view(tensor(self, "view_as"), [None if e == 1 else next(places) for e in target])
 
@@ -255,7 +260,7 @@ def unflatten(builder: Any, input: Any, dim: Any, sizes: Any) -> Any:
     return _view(value, [*range(place), *inner, *range(place + 1, value.rank)])
 
 
-# indexing ---------------------------------------------------------------------------------------------------------------
+# indexing ------------------------------------------------------------
 
 
 @handles("ast.Subscript", "operator.getitem", "Tensor.__getitem__")

@@ -42,7 +42,9 @@ def softmax(builder: Any, input: Any, dim: Any, dtype: Any = None) -> TensorValu
 
 
 @handles("F.softmax")
-def functional_softmax(builder: Any, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> TensorValue:
+def functional_softmax(
+    builder: Any, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
+) -> TensorValue:
     return _softmax(input, dim, dtype, "softmax")
 
 
@@ -63,5 +65,7 @@ def log_softmax(builder: Any, input: Any, dim: Any, dtype: Any = None) -> Tensor
 
 
 @handles("F.log_softmax")
-def functional_log_softmax(builder: Any, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> TensorValue:
+def functional_log_softmax(
+    builder: Any, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
+) -> TensorValue:
     return _log_softmax(input, dim, dtype)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of known callables, and the decorator that fills it.
 
-A handler is called as ``handler(builder, *args, **kwargs)`` with torch's own signature. It returns values of the trace (or static
-objects), raises ``OpError`` for a wrong use, and returns ``NotImplemented`` for a right use that the graph cannot express.
+A handler is called as ``handler(builder, *args, **kwargs)`` with torch's own signature. It returns values of the
+trace (or static
+objects), raises ``OpError`` for a wrong use, and returns ``NotImplemented`` for a right use that the graph cannot
+express.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional
@@ -39,16 +41,20 @@ _ROOTS = {
 }
 
 
-def handles(*names: str) -> Callable[[Handler], Handler]:
+Function = TypeVar("Function", bound=Handler)
+
+
+def handles(*names: str) -> Callable[[Function], Function]:
     """Enter a handler into the tables.
 
     Args:
-        names: ``torch.add``, ``F.relu``, ``special.expit``, ``linalg.vector_norm``, ``operator.add``, ``math.sqrt``, ``builtins.abs`` name
+        names: ``torch.add``, ``F.relu``, ``special.expit``, ``linalg.vector_norm``, ``operator.add``, ``math.sqrt``,
+        ``builtins.abs`` name
             functions; ``Tensor.add`` a method (and the unbound function); ``.T`` an attribute; ``ast.Add`` an
             operator. A name that this version of torch lacks is skipped.
     """
 
-    def enter(function: Handler) -> Handler:
+    def enter(function: Function) -> Function:
         handler = _guarded(function)
         for name in names:
             root, _, rest = name.partition(".")
@@ -57,8 +63,9 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
             elif root == "":
                 ATTRIBUTES[rest] = handler
             elif root == "Tensor":
-                METHODS[rest] = handler
-                _enter_callable(getattr(torch.Tensor, rest, None), handler)
+                if hasattr(torch.Tensor, rest):
+                    METHODS[rest] = handler
+                    _enter_callable(getattr(torch.Tensor, rest), handler)
             else:
                 _enter_callable(getattr(_ROOTS[root], rest, None), handler)
         return function

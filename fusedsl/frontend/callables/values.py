@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of a trace, and the builders of single nodes: host arithmetic, casts, broadcasts, pointwise ops.
 
-``TensorValue`` and ``ScalarValue`` carry Python's arithmetic operators, so that composites read like the formulas they are.
+``TensorValue`` and ``ScalarValue`` carry Python's arithmetic operators, so that composites read like the formulas
+they are.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import torch
@@ -23,41 +24,47 @@ from fusedsl.graph.types import Extent, ScalarType, Symbol, TensorType, dtype_na
 Number = bool | int | float
 
 
-class _Arithmetic:
+Result = TypeVar("Result")
+
+
+class _Arithmetic(Generic[Result]):
     """Python's arithmetic operators by ``arithmetic``; comparisons stay Python's own."""
 
     __slots__ = ()
 
-    def __add__(self, other: Any) -> Any:
-        return arithmetic("add", self, other)
+    def _apply(self, op: str, *operands: Any) -> Result:
+        return arithmetic(op, *operands)  # type: ignore[no-any-return]
 
-    def __radd__(self, other: Any) -> Any:
-        return arithmetic("add", other, self)
+    def __add__(self, other: Any) -> Result:
+        return self._apply("add", self, other)
 
-    def __sub__(self, other: Any) -> Any:
-        return arithmetic("sub", self, other)
+    def __radd__(self, other: Any) -> Result:
+        return self._apply("add", other, self)
 
-    def __rsub__(self, other: Any) -> Any:
-        return arithmetic("sub", other, self)
+    def __sub__(self, other: Any) -> Result:
+        return self._apply("sub", self, other)
 
-    def __mul__(self, other: Any) -> Any:
-        return arithmetic("mul", self, other)
+    def __rsub__(self, other: Any) -> Result:
+        return self._apply("sub", other, self)
 
-    def __rmul__(self, other: Any) -> Any:
-        return arithmetic("mul", other, self)
+    def __mul__(self, other: Any) -> Result:
+        return self._apply("mul", self, other)
 
-    def __truediv__(self, other: Any) -> Any:
-        return arithmetic("div", self, other)
+    def __rmul__(self, other: Any) -> Result:
+        return self._apply("mul", other, self)
 
-    def __rtruediv__(self, other: Any) -> Any:
-        return arithmetic("div", other, self)
+    def __truediv__(self, other: Any) -> Result:
+        return self._apply("div", self, other)
 
-    def __neg__(self) -> Any:
-        return arithmetic("neg", self)
+    def __rtruediv__(self, other: Any) -> Result:
+        return self._apply("div", other, self)
+
+    def __neg__(self) -> Result:
+        return self._apply("neg", self)
 
 
 @attrs.frozen
-class TensorValue(_Arithmetic):
+class TensorValue(_Arithmetic["TensorValue"]):
     """A tensor of the graph being built."""
 
     builder: Builder = attrs.field(repr=False)
@@ -87,7 +94,7 @@ class TensorValue(_Arithmetic):
 
 
 @attrs.frozen
-class ScalarValue(_Arithmetic):
+class ScalarValue(_Arithmetic[Any]):
     """A host scalar of the graph being built; ``hint`` is the Python value seen while tracing."""
 
     builder: Builder = attrs.field(repr=False)
@@ -109,9 +116,15 @@ def is_value(item: object) -> bool:
     return isinstance(item, (TensorValue, ScalarValue))
 
 
-# host scalars ---------------------------------------------------------------------------------------------------------
+# host scalars ------------------------------------------------------------
 
-_HOST_NAMES = {"div": "truediv", "remainder": "mod", "floor_divide": "floordiv", "bitwise_and": "and_", "bitwise_or": "or_"}
+_HOST_NAMES = {
+    "div": "truediv",
+    "remainder": "mod",
+    "floor_divide": "floordiv",
+    "bitwise_and": "and_",
+    "bitwise_or": "or_",
+}
 
 
 def plain_number(item: object) -> Number:
@@ -133,7 +146,8 @@ def plain_number(item: object) -> Number:
 
 
 def number_of(value: Number, dtype: torch.dtype) -> Number:
-    """``value`` converted as torch fills a tensor of an integer or bool dtype with it; floats are left to the tile's rounding.
+    """``value`` converted as torch fills a tensor of an integer or bool dtype with it; floats are left to the tile's
+    rounding.
 
     Raises:
         OpError: the dtype cannot hold it.
@@ -141,7 +155,7 @@ def number_of(value: Number, dtype: torch.dtype) -> Number:
     if dtype.is_floating_point:
         return value
     try:
-        return torch.full((), value, dtype=dtype, device="cpu").item()  # type: ignore[no-any-return]
+        return torch.full((), value, dtype=dtype, device="cpu").item()
     except (RuntimeError, OverflowError) as error:
         raise OpError(f"{value!r} does not fit {dtype_name(dtype)}: {error}") from None
 
@@ -195,7 +209,7 @@ def arithmetic(op: str, *operands: Any) -> Any:
     return host(_HOST_NAMES.get(op, op), *operands)
 
 
-# structure ------------------------------------------------------------------------------------------------------------
+# structure ------------------------------------------------------------
 
 
 def cast(value: TensorValue, dtype: torch.dtype, explicit: bool = False) -> TensorValue:
@@ -226,16 +240,6 @@ def reindex(value: TensorValue, dims: Sequence[int | None], shape: Iterable[Exte
     return TensorValue(builder, builder.add("reindex", (value.id,), TensorType(value.dtype, shape_), dims=dims_))
 
 
-def unify(builder: Builder, a: Extent, b: Extent) -> Extent:
-    """Declare two extents equal, for a guard; a symbol that equals an int becomes that int."""
-    joined = builder.unify(a, b)
-    for extent in (builder.resolve(a), builder.resolve(b)):
-        if isinstance(extent, Symbol) and isinstance(joined, int):
-            builder._parent[extent] = joined
-            builder.equalities.append((joined, extent))  # type: ignore[arg-type]
-    return joined
-
-
 def broadcast_shape(builder: Builder, shapes: Sequence[tuple[Extent, ...]]) -> tuple[Extent, ...]:
     """The shape that ``shapes`` broadcast to; extents that must be equal are unified.
 
@@ -255,7 +259,7 @@ def broadcast_shape(builder: Builder, shapes: Sequence[tuple[Extent, ...]]) -> t
             elif extent != other:
                 if extent_hint(extent) != extent_hint(other):
                     raise _mismatch(shapes, place)
-                extent = unify(builder, extent, other)
+                extent = builder.unify(extent, other)
         result.append(extent)
     return tuple(result)
 
@@ -283,29 +287,29 @@ def full(builder: Builder, value: ScalarValue | Number, dtype: torch.dtype, shap
     return TensorValue(builder, builder.add("full", (scalar.id,), TensorType(dtype, tuple(shape))))
 
 
-# pointwise ------------------------------------------------------------------------------------------------------------
+# pointwise ------------------------------------------------------------
 
 _ROUNDING = {torch.float16, torch.bfloat16}
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 
 
-def _describe(operands: Sequence[Any], op: str) -> tuple[Builder, tuple[OperandKey, ...], list[tuple[Extent, ...]]]:
+def _describe(operands: Sequence[Any], op: str) -> tuple[Builder, tuple[OperandKey, ...], list[TensorType | None]]:
+    """The builder, the keys for promotion, and the types of the tensors (None for a number)."""
     builder = None
     keys: list[OperandKey] = []
-    shapes: list[tuple[Extent, ...]] = []
+    types: list[TensorType | None] = []
     for operand in operands:
         if type(operand) is TensorValue:
             builder = operand.builder
-            type_ = operand.type
+            type_ = builder.tensor(operand.id)
             keys.append((type_.dtype, not type_.shape))
-            shapes.append(type_.shape)
-        elif type(operand) is ScalarValue:
-            keys.append(operand.kind)
+            types.append(type_)
         else:
-            keys.append(type(plain_number(operand)))
+            keys.append(operand.kind if type(operand) is ScalarValue else type(plain_number(operand)))
+            types.append(None)
     if builder is None:
         raise OpError(f"{op} takes at least one tensor")
-    return builder, tuple(keys), shapes
+    return builder, tuple(keys), types
 
 
 def pointwise(op: str, *operands: Any, eager: Callable[..., Any] | None = None) -> TensorValue:
@@ -319,13 +323,17 @@ def pointwise(op: str, *operands: Any, eager: Callable[..., Any] | None = None) 
     Raises:
         OpError: shapes do not broadcast, torch refuses the dtypes, an operand is neither tensor nor number.
     """
-    builder, keys, shapes = _describe(operands, op)
+    builder, keys, types = _describe(operands, op)
     op, dtype, result = pointwise_rule(op, keys, torch.get_default_dtype(), eager)
+    shapes = [type_.shape for type_ in types if type_ is not None]
     shape = shapes[0]
-    if any(other != shape for other in shapes):
+    if len(shapes) > 1 and any(other != shape for other in shapes):
         shape = broadcast_shape(builder, shapes)
     rounds = op in _COMPARISONS and dtype in _ROUNDING
-    ids = [_operand(builder, x, dtype, shape, rounds) for x in operands]
+    ids = []
+    for operand, type_ in zip(operands, types, strict=True):
+        ready = type_ is not None and type_.dtype is dtype and type_.shape == shape
+        ids.append(operand.id if ready else _operand(builder, operand, dtype, shape, rounds))
     return TensorValue(builder, builder.add(op, ids, TensorType(result, shape)))
 
 
@@ -341,7 +349,7 @@ def select(mask: TensorValue, a: Operand, b: Operand, dtype: torch.dtype) -> Ten
 
 
 def _operand(builder: Builder, operand: Operand, dtype: torch.dtype, shape: tuple[Extent, ...], rounds: bool) -> int:
-    """Node id of an operand, cast and broadcast; ``rounds``: numbers are first rounded to ``dtype``, as torch's comparisons do."""
+    """Node id of an operand, cast, broadcast; ``rounds``: numbers are rounded to ``dtype`` too, as torch compares."""
     if isinstance(operand, TensorValue):
         return broadcast(cast(operand, dtype), shape).id
     if not rounds:

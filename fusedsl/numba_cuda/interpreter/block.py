@@ -79,7 +79,7 @@ class Thread:
         self.worker: Worker | None = None
 
     def arrive(self, meeting: Meeting, name: str, site: int) -> bool:
-        """Come to a meeting; the last participant gets True at once and must `release`, the others False once it did."""
+        """Come to a meeting: the last one gets True at once and must `release`, the others get False after that."""
         if meeting.count == 0:
             meeting.site = site
         elif meeting.site != site:
@@ -117,6 +117,12 @@ class Thread:
             return True
         return when & ((1 << _EPOCH_BITS) - 1) == block.epoch and stamp & ((1 << _THREAD_BITS) - 1) != self.linear
 
+    def may_see(self, stamp: int) -> bool:
+        """Whether an unordered write may be visible: in the warp by a warp barrier, of another block by an atomic."""
+        if stamp >> (_EPOCH_BITS + _THREAD_BITS) != self.block.number:
+            return self.block.has_synchronised
+        return (stamp & ((1 << _THREAD_BITS) - 1)) // WARP == self.linear // WARP and self.warp.sync_epoch > 0
+
     def describe_stamp(self, stamp: int) -> str:
         """The thread of a write stamp in words."""
         linear = stamp & ((1 << _THREAD_BITS) - 1)
@@ -128,13 +134,21 @@ class Thread:
 
 
 class Block:
-    """A live block: its threads, its barrier and its shared arrays."""
+    """A live block: its threads, its barrier and its shared arrays.
+
+    Attributes:
+        epoch: block-wide barriers passed.
+        has_synchronised: one of its threads has done an atomic operation on global memory.
+        shared: shared arrays by call site; the dynamic part at -1.
+        shared_bytes: what they take.
+    """
 
     def __init__(self, scheduler: Scheduler, number: int) -> None:
         self.scheduler = scheduler
         self.number = number
         self.index = scheduler.unravel(number, scheduler.grid)
         self.epoch = 0
+        self.has_synchronised = False
         size = scheduler.threads
         self.barrier = Meeting(size)
         self.warps = [Warp(min(WARP, size - start)) for start in range(0, size, WARP)]
@@ -184,6 +198,13 @@ def current_thread() -> Thread:
 def call_site(depth: int = 1) -> int:
     """A number for the place in the kernel text that called the caller's caller (at ``depth`` 1)."""
     return sys._getframe(depth + 1).f_lasti
+
+
+def literal_argument(position: int, keyword: str, depth: int = 1) -> bool:
+    """Whether an argument of the kernel-text call that is running is a literal or a module-level constant there."""
+    frame = sys._getframe(depth + 1)
+    text = current_thread().block.scheduler.text
+    return text.literal_argument(frame.f_lineno, position, keyword)
 
 
 class Scheduler:
@@ -328,7 +349,9 @@ def _ranges(numbers: list[int]) -> str:
         else:
             parts.append([number, number])
     shown = [str(a) if a == b else f"{a} to {b}" for a, b in parts[:8]]
-    return f"({', '.join(shown + ['...'] if len(parts) > 8 else shown)})"
+    if len(parts) > len(shown):
+        shown.append("...")
+    return f"({', '.join(shown)})"
 
 
 def quiet_context() -> Context:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fusedsl.numba_cuda.dtypes import DTYPES, DType
+from fusedsl.numba_cuda.dtypes import DTYPES, DType, boolean
 from fusedsl.numba_cuda.interpreter.errors import InvalidOperand, TileMismatch
 from fusedsl.numba_cuda.interpreter.storage import (
     constant,
@@ -18,7 +18,7 @@ from fusedsl.numba_cuda.interpreter.storage import (
     round_to_bfloat16,
     widen_bfloat16,
 )
-from fusedsl.numba_cuda.interpreter.tile import Array, Scalar, Tile, make_tile
+from fusedsl.numba_cuda.interpreter.tile import Array, BoolTile, Scalar, Tile, make_tile
 
 Converter: TypeAlias = Callable[[Array], Array]
 
@@ -33,6 +33,21 @@ def iota(batch: int, stride: int, vector: int, dtype: DType) -> Tile:
 @lru_cache(maxsize=1024)
 def _offsets(batch: int, stride: int, vector: int, bits: int) -> Array:
     return (np.arange(batch)[:, None] * stride + np.arange(vector)).reshape(-1).astype(f"i{bits // 8}")
+
+
+def chunk_mask(limit: int, batch: int, step: int, vector: int) -> Tile:
+    """Boolean tile of ``batch * vector``: true in the chunks b with ``b*step < limit``."""
+    return BoolTile(boolean, _offsets(batch, step, 1, 64).repeat(vector) < limit)
+
+
+def repeat(t: Tile, batch: int) -> Tile:
+    """The tile ``batch`` times: element ``b*t.n + k`` is ``t[k]``."""
+    return t.__class__(t.dtype, np.tile(t.values, batch))
+
+
+def spread(t: Tile, vector: int) -> Tile:
+    """Each element ``vector`` times: element ``i*vector + k`` is ``t[i]``."""
+    return t.__class__(t.dtype, t.values.repeat(vector))
 
 
 def full(n: int, value: Tile | Scalar, dtype: DType) -> Tile:
@@ -101,7 +116,7 @@ def bitcast(tile: Tile, dtype: DType) -> Tile:
 
 
 def select(mask: Any, a: Any, b: Any) -> Tile:
-    """``where`` of the kernel language: ``a`` where the mask is on, else ``b``; one of them a tile, both of one dtype."""
+    """``where`` of the kernel language: ``a`` where the mask is on, else ``b``; tiles of one dtype, or one a number."""
     if isinstance(mask, Tile) and mask.dtype.kind != "bool":
         raise TileMismatch(f"where with a mask of {mask.dtype}", expected="a boolean tile or a condition")
     chosen = mask.values if isinstance(mask, Tile) else np.bool_(mask)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise functions of the kernel language.
 
-float32 results are computed in float64 and rounded once, so they are at least as exact as the GPU's. Functions that NumPy
-lacks come from torch.special. The ``fast_`` forms give the exact result: the GPU's may differ by the error they document.
+float32 results are computed in float64 and rounded once, so they are at least as exact as the GPU's. Functions that
+NumPy lacks come from torch.special. The ``fast_`` forms give the exact result: the GPU's may differ by the error they
+document.
 """
 
 from __future__ import annotations
@@ -179,7 +180,9 @@ nextafter = _binary("nextafter", np.nextafter)
 
 
 def fma(a: Any, b: Any, c: Any) -> Tile:
-    """``a * b + c`` rounded once (float32: a float64 product is exact, its sum is rounded to odd before the last rounding).
+    """``a * b + c`` rounded once.
+
+    A float64 product of float32 values is exact; its sum is rounded to odd before the last rounding, to float32.
 
     float64 tiles are rounded once too, by an exact product of two floats.
     """
@@ -198,7 +201,7 @@ def fma(a: Any, b: Any, c: Any) -> Tile:
         return Tile(dtype, _fma64(x, y, z))
     product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
     total = product + addend
-    # Rounding to odd (set the last bit when the sum was inexact) makes the second rounding see which side of a tie it is on.
+    # Rounding to odd (the last bit of an inexact sum is set) tells the second rounding which side of a tie it is on.
     back = total - product
     error = (product - (total - back)) + (addend - back)
     inexact = np.isfinite(total) & (error != 0)

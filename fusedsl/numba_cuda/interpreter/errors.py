@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the interpreter finds wrong with a kernel: one class a mistake, each naming the kernel line, thread and block."""
+"""What the interpreter finds wrong with a kernel: one class a mistake, each naming kernel line, thread and block."""
 
 from __future__ import annotations
 

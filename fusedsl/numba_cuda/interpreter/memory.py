@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses to global memory: vector loads and stores, gathers, scatters, atomics, all checked against the tensor's span."""
+"""Accesses to global memory: vectors, gathers, scatters, atomics, all checked against the tensor's span."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
+import attrs
 import numpy as np
 
+from fusedsl.numba_cuda.interpreter.block import current_thread, literal_argument
 from fusedsl.numba_cuda.interpreter.errors import MisalignedAccess, OutOfBounds, TileMismatch
 from fusedsl.numba_cuda.interpreter.pointer import Pointer, Run
 from fusedsl.numba_cuda.interpreter.storage import access_bytes, constant
@@ -15,60 +17,103 @@ from fusedsl.numba_cuda.interpreter.tile import Array, Scalar, Tile
 
 
 @lru_cache(maxsize=4096)
-def _pattern(chunks: int, stride: int, vector: int) -> Array:
-    """Offsets b * stride + k of the elements of some chunks, int64[chunks * vector]."""
-    return (np.arange(chunks)[:, None] * stride + np.arange(vector)).reshape(-1)
+def _pattern(chunks: int, batch_stride: int, vector: int, element_stride: int) -> Array:
+    """Offsets of the elements of some chunks from their first, int64[chunks * vector]."""
+    return (np.arange(chunks)[:, None] * batch_stride + np.arange(vector) * element_stride).reshape(-1)
 
 
-def _check(what: str, p: Pointer, offset: int, limit: int | None, batch: int, stride: int, vector: int) -> int:
-    """The number of chunks an access touches, after checking their bounds and alignment."""
+@attrs.frozen
+class _Chunks:
+    """The chunks that an access touches: element k of chunk b is ``offset + b*batch_stride + k*element_stride``."""
+
+    offset: int
+    count: int
+    batch_stride: int
+    vector: int
+    element_stride: int
+
+    @property
+    def contiguous(self) -> bool:
+        return self.element_stride == 1 and (self.count == 1 or self.batch_stride == self.vector)
+
+    def runs(self) -> list[Run]:
+        """The stretches of elements they cover, in the order of the tile."""
+        offset, vector = self.offset, self.vector
+        if self.contiguous:
+            return [(offset, offset + self.count * vector)]
+        starts = [offset + b * self.batch_stride for b in range(self.count)]
+        if self.element_stride == 1:
+            return [(first, first + vector) for first in starts]
+        places = [first + k * self.element_stride for first in starts for k in range(vector)]
+        return [(place, place + 1) for place in places]
+
+    def __str__(self) -> str:
+        last = self.offset + (self.vector - 1) * self.element_stride
+        text = f"element {self.offset}" if self.vector == 1 else f"elements {self.offset} to {last}"
+        if self.element_stride != 1 and self.vector > 1:
+            text += f" by {self.element_stride}"
+        if self.count == 1:
+            return text
+        more = f"{self.count - 1} more chunk{'s' if self.count > 2 else ''}"
+        return f"{text} and {more}, {self.batch_stride} elements apart,"
+
+
+def _select(
+    what: str,
+    p: Pointer,
+    offset: int,
+    limit: int | None,
+    batch: int,
+    step: int,
+    batch_stride: int,
+    vector: int,
+    element_stride: int,
+) -> tuple[int, bool]:
+    """How many chunks an access touches and whether they are one stretch of memory, after checking their bounds."""
     chunks = batch
-    if limit is not None and (batch - 1) * stride >= limit:
-        chunks = 0 if limit <= 0 else -(-limit // stride)
+    if limit is not None and (batch - 1) * step >= limit:
+        chunks = 0 if limit <= 0 else -(-limit // step)
         if chunks == 0:
-            return 0
-    if offset < 0 or offset + (chunks - 1) * stride + vector > p.size:
-        touched = _elements(chunks, offset, stride, vector)
+            return 0, True
+    reach = (chunks - 1) * batch_stride, (vector - 1) * element_stride
+    low, high = offset, offset + reach[0] + reach[1]
+    if batch_stride < 0 or element_stride < 0:
+        low, high = offset + min(reach[0], 0) + min(reach[1], 0), offset + max(reach[0], 0) + max(reach[1], 0)
+    if low < 0 or high >= p.size:
+        touched = _Chunks(offset, chunks, batch_stride, vector, element_stride)
         raise OutOfBounds(f"{what} touches {touched} of {p.name}", expected=p.legal)
-    if vector > 1:
-        itemsize = p.dtype.itemsize
-        nbytes = access_bytes(vector * itemsize)
-        start = p.address + offset * itemsize
-        step = stride * itemsize if chunks > 1 else 0
-        if start % nbytes or step % nbytes:
-            raise MisalignedAccess(
-                f"{what} by {nbytes} bytes at {_elements(chunks, offset, stride, vector)} of {p.name}: "
-                f"the address is {start % nbytes} and the stride {step % nbytes} bytes past a multiple of {nbytes}",
-                expected=f"addresses that are multiples of {nbytes} bytes",
-            )
-    return chunks
+    return chunks, element_stride == 1 and (chunks == 1 or batch_stride == vector)
 
 
-def _elements(chunks: int, offset: int, stride: int, vector: int) -> str:
-    first = f"element {offset}" if vector == 1 else f"elements {offset} to {offset + vector - 1}"
-    if chunks == 1:
-        return first
-    return f"{first} and {chunks - 1} more chunk{'s' if chunks > 2 else ''}, {stride} elements apart,"
+def _check_alignment(what: str, p: Pointer, offset: int, chunks: int, stride: int, vector: int) -> None:
+    """Fault if chunks that are one access each do not lie at multiples of its size."""
+    itemsize = p.dtype.itemsize
+    nbytes = access_bytes(vector * itemsize)
+    start = (p.address + offset * itemsize) % nbytes
+    step = stride * itemsize % nbytes if chunks > 1 else 0
+    if start or step:
+        raise MisalignedAccess(
+            f"{what} by {nbytes} bytes at {_Chunks(offset, chunks, stride, vector, 1)} of {p.name}: "
+            f"the address is {start} and the stride {step} bytes past a multiple of {nbytes}",
+            expected=f"addresses that are multiples of {nbytes} bytes",
+        )
 
 
-def _runs(chunks: int, offset: int, stride: int, vector: int) -> list[Run]:
-    """The stretches of elements that chunks cover."""
-    if chunks == 1 or stride == vector:
-        return [(offset, offset + chunks * vector)]
-    return [(first, first + vector) for first in range(offset, offset + chunks * stride, stride)]
-
-
-def load(p: Pointer, offset: int, limit: int | None, batch: int, stride: int, vector: int, fill: Scalar = 0) -> Tile:
-    """``batch`` chunks of ``vector`` elements, ``stride`` elements apart; see the kernel language."""
-    chunks = _check("load", p, offset, limit, batch, stride, vector)
+def _load(
+    what: str, p: Pointer, chunks: int, batch: int, contiguous: bool, place: tuple[int, int, int, int], fill: Scalar
+) -> Tile:
+    """Read checked chunks; ``place`` is offset, batch stride, vector, element stride."""
+    offset, batch_stride, vector, element_stride = place
     if chunks == 0:
         return p.tile(p.dtype, constant(p.dtype, batch * vector, fill))
-    if p.written is not None:
-        p.check_written("load", _runs(chunks, offset, stride, vector))
-    if chunks == 1 or stride == vector:
+    if p.is_watched:
+        p.check_read(what, _Chunks(offset, chunks, batch_stride, vector, element_stride).runs())
+    if contiguous:
         values = p.raw[offset : offset + chunks * vector].copy()
+    elif batch_stride < 0 or element_stride < 0:
+        values = p.raw.take(_pattern(chunks, batch_stride, vector, element_stride) + offset)
     else:
-        values = p.raw[offset:].take(_pattern(chunks, stride, vector))
+        values = p.raw[offset:].take(_pattern(chunks, batch_stride, vector, element_stride))
     if chunks < batch:
         whole = constant(p.dtype, batch * vector, fill)
         whole[: chunks * vector] = values
@@ -76,14 +121,62 @@ def load(p: Pointer, offset: int, limit: int | None, batch: int, stride: int, ve
     return p.tile(p.dtype, values)
 
 
+def load(p: Pointer, offset: int, limit: int | None, batch: int, stride: int, vector: int, fill: Scalar = 0) -> Tile:
+    """``batch`` chunks of ``vector`` elements, ``stride`` elements apart; see the kernel language."""
+    chunks, contiguous = _select("load", p, offset, limit, batch, stride, stride, vector, 1)
+    if vector > 1 and chunks:
+        _check_alignment("load", p, offset, chunks, stride, vector)
+    return _load("load", p, chunks, batch, contiguous, (offset, stride, vector, 1), fill)
+
+
+def load_strided(
+    p: Pointer,
+    offset: int,
+    limit: int | None,
+    batch: int,
+    step: int,
+    batch_stride: int,
+    vector: int,
+    element_stride: int,
+    fill: Scalar = 0,
+) -> Tile:
+    """`load` with strides for chunks and elements; aligned vectors if ``element_stride`` is the literal 1."""
+    chunks, contiguous = _select("load_strided", p, offset, limit, batch, step, batch_stride, vector, element_stride)
+    if element_stride == 1 and vector > 1 and chunks and literal_argument(7, "element_stride"):
+        _check_alignment("load_strided", p, offset, chunks, batch_stride, vector)
+    return _load("load_strided", p, chunks, batch, contiguous, (offset, batch_stride, vector, element_stride), fill)
+
+
 def store(
     p: Pointer, offset: int, limit: int | None, tile: Tile | Scalar, batch: int, stride: int, vector: int
 ) -> None:
     """The reverse of `load`; a number or a tile of one element is spread."""
     values = _stored_values("store", p, tile, batch * vector)
-    chunks = _check("store", p, offset, limit, batch, stride, vector)
+    chunks, _ = _select("store", p, offset, limit, batch, stride, stride, vector, 1)
+    if vector > 1 and chunks:
+        _check_alignment("store", p, offset, chunks, stride, vector)
     if chunks:
-        p.write("store", _runs(chunks, offset, stride, vector), values)
+        p.write("store", _Chunks(offset, chunks, stride, vector, 1).runs(), values)
+
+
+def store_strided(
+    p: Pointer,
+    offset: int,
+    limit: int | None,
+    tile: Tile | Scalar,
+    batch: int,
+    step: int,
+    batch_stride: int,
+    vector: int,
+    element_stride: int,
+) -> None:
+    """The reverse of `load_strided`."""
+    values = _stored_values("store_strided", p, tile, batch * vector)
+    chunks, _ = _select("store_strided", p, offset, limit, batch, step, batch_stride, vector, element_stride)
+    if element_stride == 1 and vector > 1 and chunks and literal_argument(8, "element_stride"):
+        _check_alignment("store_strided", p, offset, chunks, batch_stride, vector)
+    if chunks:
+        p.write("store_strided", _Chunks(offset, chunks, batch_stride, vector, element_stride).runs(), values)
 
 
 def _stored_values(what: str, p: Pointer, tile: Tile | Scalar, n: int) -> Array:
@@ -130,8 +223,8 @@ def _active(
 def gather(p: Pointer, index: Tile | int, mask: Tile | bool | None, fill: Scalar = 0) -> Tile:
     """Elements at arbitrary offsets; ``fill`` where the mask is off."""
     n, flags, where = _active("gather", p, index, mask)
-    if p.written is not None:
-        p.check_written("gather", _single(where))
+    if p.is_watched:
+        p.check_read("gather", _single(where))
     values = p.raw.take(where)
     if flags is not None:
         whole = constant(p.dtype, n, fill)
@@ -160,8 +253,9 @@ def atomic_add(p: Pointer, index: int, value: Tile | Scalar) -> Any:
         raise TileMismatch(f"atomic_add on {p.dtype}", expected=f"one of {', '.join(_ATOMIC_DTYPES)}")
     if not 0 <= index < p.size:
         raise OutOfBounds(f"atomic_add touches element {index} of {p.name}", expected=p.legal)
-    if p.written is not None:
-        p.check_written("atomic_add", [(index, index + 1)])
+    if p.is_watched:
+        p.check_read("atomic_add", [(index, index + 1)])
+    current_thread().block.has_synchronised = True
     where = slice(index, index + 1)
     old = p.raw[where].copy()
     p.raw[where] = old + _stored_values("atomic_add", p, value, 1)

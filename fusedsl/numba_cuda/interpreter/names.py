@@ -10,24 +10,18 @@ from fusedsl.numba_cuda.dtypes import DTYPES
 from fusedsl.numba_cuda.interpreter import convert, elementwise, index, memory, reduce, shared
 
 _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
-    (
-        index,
-        "thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp udiv umod udiv32 umod32",
-    ),
-    (memory, "load store gather scatter fence_gpu atomic_add"),
-    (convert, "iota full cast bitcast"),
-    (
-        elementwise,
-        "maximum minimum fmax fmin abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p "
-        "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma pow_ fmod remainder atan2 "
-        "hypot copysign nextafter isnan isinf isfinite signbit fma "
-        "fast_exp fast_exp2 fast_log fast_log2 fast_reciprocal fast_rsqrt fast_tanh",
-    ),
-    (
-        reduce,
-        "tile_sum tile_prod tile_max tile_min tile_any tile_all tile_argmax tile_argmin warp_sum warp_prod warp_max warp_min "
-        "warp_any warp_all warp_argmax warp_argmin shuffle_xor shuffle_down shuffle_index",
-    ),
+    (index, "thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp"),
+    (index, "udiv umod udiv32 umod32"),
+    (memory, "load store load_strided store_strided gather scatter fence_gpu atomic_add"),
+    (convert, "iota full cast bitcast chunk_mask repeat spread"),
+    (elementwise, "abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p"),
+    (elementwise, "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma"),
+    (elementwise, "isnan isinf isfinite signbit maximum minimum fmax fmin pow_ fmod remainder atan2 hypot copysign"),
+    (elementwise, "nextafter fma fast_exp fast_exp2 fast_log fast_log2 fast_reciprocal fast_rsqrt fast_tanh"),
+    (reduce, "tile_sum tile_prod tile_max tile_min tile_any tile_all tile_argmax tile_argmin"),
+    (reduce, "fold_sum fold_prod fold_max fold_min fold_any fold_all fold_argmax fold_argmin"),
+    (reduce, "warp_sum warp_prod warp_max warp_min warp_any warp_all warp_argmax warp_argmin"),
+    (reduce, "shuffle_xor shuffle_down shuffle_index"),
     (shared, "shared dynamic_shared shared_load shared_store barrier warp_barrier"),
 )
 
@@ -37,5 +31,7 @@ NAMES: dict[str, Any] = {
     **{name: getattr(module, name) for module, names in _FUNCTIONS for name in names.split()},
     "where": convert.select,
     "load_stream": memory.load,
+    "load_strided_stream": memory.load_strided,
     "store_stream": memory.store,
+    "store_strided_stream": memory.store_strided,
 }

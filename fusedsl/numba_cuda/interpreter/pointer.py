@@ -90,13 +90,33 @@ class Pointer:
         """The legal offsets in words."""
         return f"offsets 0 to {self.size - 1}" if self.size else "no access: the tensor is empty"
 
-    def check_written(self, what: str, runs: Iterable[Run]) -> None:
-        """Fault if a watched tensor is read where nobody has written."""
-        assert self.written is not None
+    @property
+    def is_watched(self) -> bool:
+        """Whether reads must be checked: the tensor is poisoned, or this launch has written to it."""
+        return self.written is not None or self.writers is not None
+
+    def check_read(self, what: str, runs: Iterable[Run]) -> None:
+        """Fault where nobody has written, or where another thread has in this launch with nothing to order it.
+
+        What another block wrote may be read once a thread of this block has done an atomic ("last block done").
+        """
         for first, last in runs:
-            element = self.written.find(0, first, last)
+            element = -1 if self.written is None else self.written.find(0, first, last)
             if element >= 0:
                 raise UninitializedRead(f"{what} reads element {element} of {self.name}, which nobody has written")
+            if self.writers is not None:
+                before = self.writers[first:last]
+                for stamp in {*before} - {_NOBODY}:
+                    self._check_reader(what, first + before.index(stamp), stamp)
+
+    def _check_reader(self, what: str, element: int, stamp: int) -> None:
+        thread = current_thread()
+        if thread.unordered(stamp) and not thread.may_see(stamp):
+            raise GlobalRace(
+                f"{what} reads element {element} of {self.name}, which {thread.describe_stamp(stamp)} wrote "
+                "in the same launch with nothing to order the two",
+                hint="barrier() between threads of a block; fence_gpu() and an atomic between blocks",
+            )
 
     def write(self, what: str, runs: Iterable[Run], values: Array) -> None:
         """Put values into stretches of elements, after looking for another thread's different value there."""

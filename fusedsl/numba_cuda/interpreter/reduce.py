@@ -45,39 +45,68 @@ def _check_pair(name: str, v: Tile, i: Tile) -> None:
         raise TileMismatch(f"{name} needs an index for every value", expected=f"an integer tile of {v.n} elements")
 
 
-# within a thread -------------------------------------------------------------------------------------------------------
+# within a thread -----------------------------------------------------------------------------------------------------
 
 
-def _tile_reduction(name: str, combine: Combine, kinds: tuple[str, ...]) -> Callable[[Tile], Tile]:
-    def call(t: Tile) -> Tile:
+def _check_fold(name: str, n: int, vector: int) -> None:
+    if vector < 1 or n % vector:
+        raise InvalidOperand(f"{name} by {vector} of {n} elements", expected="a divisor of the number of elements")
+
+
+def _fold_reduction(name: str, combine: Combine, kinds: tuple[str, ...]) -> Callable[[Tile, int], Tile]:
+    def call(t: Tile, vector: int) -> Tile:
         _check(name, t, kinds)
         values = t.values
+        if vector > 1:
+            _check_fold(name, len(values), vector)
+            values = values.reshape(-1, vector)
         n = len(values)
         while n > 1:
             half = combine(values[0 : n - 1 : 2], values[1:n:2])
-            values = np.append(half, values[-1:]) if n % 2 else half
+            values = np.concatenate([half, values[-1:]]) if n % 2 else half
             n = len(values)
-        return t.__class__(t.dtype, values)
+        return t.__class__(t.dtype, values if vector == 1 else values[0])
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _tile_reduction(name: str, combine: Combine, kinds: tuple[str, ...]) -> Callable[[Tile], Tile]:
+    fold = _fold_reduction(name, combine, kinds)
+
+    def call(t: Tile) -> Tile:
+        return fold(t, 1)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _fold_arg_reduction(name: str, better: Combine) -> Callable[[Tile, Tile, int], tuple[Tile, Tile]]:
+    def call(v: Tile, i: Tile, vector: int) -> tuple[Tile, Tile]:
+        _check_pair(name, v, i)
+        _check_fold(name, v.n, vector)
+        values, index = v.values.reshape(-1, vector), i.values.reshape(-1, vector)
+        while (n := len(values)) > 1:
+            value, place = _pick(values[0 : n - 1 : 2], index[0 : n - 1 : 2], values[1:n:2], index[1:n:2], better)
+            values = np.concatenate([value, values[-1:]]) if n % 2 else value
+            index = np.concatenate([place, index[-1:]]) if n % 2 else place
+        return v.__class__(v.dtype, values[0]), Tile(i.dtype, index[0])
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
 def _tile_arg_reduction(name: str, better: Combine) -> Callable[[Tile, Tile], tuple[Tile, Tile]]:
+    fold = _fold_arg_reduction(name, better)
+
     def call(v: Tile, i: Tile) -> tuple[Tile, Tile]:
-        _check_pair(name, v, i)
-        values, index = v.values, i.values
-        while (n := len(values)) > 1:
-            value, place = _pick(values[0 : n - 1 : 2], index[0 : n - 1 : 2], values[1:n:2], index[1:n:2], better)
-            values = np.append(value, values[-1:]) if n % 2 else value
-            index = np.append(place, index[-1:]) if n % 2 else place
-        return v.__class__(v.dtype, values), Tile(i.dtype, index)
+        return fold(v, i, 1)
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-# across a warp ---------------------------------------------------------------------------------------------------------
+# across a warp -------------------------------------------------------------------------------------------------------
 
 
 def _gather_lanes(name: str, values: list[Array]) -> Array:
@@ -85,7 +114,9 @@ def _gather_lanes(name: str, values: list[Array]) -> Array:
     kinds = {(value.dtype, len(value)) for value in values}
     if len(kinds) > 1:
         shown = ", ".join(sorted(f"{n} {dtype} elements" for dtype, n in kinds))
-        raise TileMismatch(f"{name} of different tiles in the lanes of a warp: {shown}", expected="one type in all lanes")
+        raise TileMismatch(
+            f"{name} of different tiles in the lanes of a warp: {shown}", expected="one type in all lanes"
+        )
     return np.concatenate(values).reshape(len(values), -1)
 
 
@@ -210,6 +241,15 @@ tile_any = _tile_reduction("tile_any", np.logical_or, _BOOLEANS)
 tile_all = _tile_reduction("tile_all", np.logical_and, _BOOLEANS)
 tile_argmax = _tile_arg_reduction("tile_argmax", np.greater)
 tile_argmin = _tile_arg_reduction("tile_argmin", np.less)
+
+fold_sum = _fold_reduction("fold_sum", np.add, _NUMBERS)
+fold_prod = _fold_reduction("fold_prod", np.multiply, _NUMBERS)
+fold_max = _fold_reduction("fold_max", np.maximum, _ALL_KINDS)
+fold_min = _fold_reduction("fold_min", np.minimum, _ALL_KINDS)
+fold_any = _fold_reduction("fold_any", np.logical_or, _BOOLEANS)
+fold_all = _fold_reduction("fold_all", np.logical_and, _BOOLEANS)
+fold_argmax = _fold_arg_reduction("fold_argmax", np.greater)
+fold_argmin = _fold_arg_reduction("fold_argmin", np.less)
 
 warp_sum = _warp_reduction("warp_sum", np.add, _NUMBERS)
 warp_prod = _warp_reduction("warp_prod", np.multiply, _NUMBERS)

@@ -111,8 +111,8 @@ def interpret(
     Args:
         source: the kernel.
         geometry: its launch.
-        arguments: one value a parameter: a CPU tensor for a pointer (its first element to its last, gaps included, is what
-            the kernel may touch), a number for a scalar.
+        arguments: one value a parameter: a CPU tensor for a pointer (the kernel may touch its first element to its
+            last, gaps included), a number for a scalar.
         order: in which order blocks run and the threads of a block take turns: "forward", "reversed" or a random seed.
             A right kernel gives the same result in every order.
 

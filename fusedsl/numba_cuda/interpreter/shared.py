@@ -18,8 +18,8 @@ from fusedsl.numba_cuda.interpreter.errors import (
 from fusedsl.numba_cuda.interpreter.storage import access_bytes, constant, element_type
 from fusedsl.numba_cuda.interpreter.tile import Array, Scalar, Tile, tile_class
 
-#: An access: block barriers passed, warp epoch (of warp barriers for writes, of collectives for reads), thread (-2 - w for
-#: several lanes of warp w, -1 for threads of several warps), call site.
+#: An access: block barriers passed, warp epoch (of warp barriers for writes, of collectives for reads), thread (-2 - w
+#: for several lanes of warp w, -1 for threads of several warps), call site.
 Access = tuple[int, int, int, int]
 
 _SEVERAL_WARPS = -1

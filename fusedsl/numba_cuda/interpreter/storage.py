@@ -94,5 +94,5 @@ def span_array(tensor: torch.Tensor, dtype: DType) -> Array:
 
 
 def access_bytes(size: int) -> int:
-    """Bytes of one of the accesses that contiguous bytes take: the largest power of two, up to 16, that divides them."""
+    """Bytes an access, for that many contiguous bytes: the largest power of two, up to 16, that divides them."""
     return min(size & -size, 16)

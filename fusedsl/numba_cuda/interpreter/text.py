@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import linecache
 from collections.abc import Mapping
@@ -75,6 +76,36 @@ class KernelText:
         start, end = columns or (len(text) - len(text.lstrip()), len(text))
         return SourceSpan(self.filename, number, start, number, end, text, self.name)
 
+    @cached_property
+    def _calls(self) -> dict[int, list[ast.Call]]:
+        """The calls of the text by the lines they stretch over."""
+        calls: dict[int, list[ast.Call]] = {}
+        for node in ast.walk(ast.parse(self.text)):
+            if isinstance(node, ast.Call):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    calls.setdefault(line, []).append(node)
+        return calls
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        """Names bound at module level."""
+        targets = [t for node in ast.parse(self.text).body if isinstance(node, ast.Assign) for t in node.targets]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+
+    @cached_property
+    def _literals(self) -> dict[tuple[int, int, str], bool]:
+        return {}
+
+    def literal_argument(self, line: int, position: int, keyword: str) -> bool:
+        """Whether in a call at ``line`` that has such an argument it is a literal or a module-level constant."""
+        key = (line, position, keyword)
+        if key not in self._literals:
+            found = [argument for call in self._calls.get(line, []) for argument in _argument(call, position, keyword)]
+            self._literals[key] = any(
+                isinstance(a, ast.Constant) or (isinstance(a, ast.Name) and a.id in self._constants) for a in found
+            )
+        return self._literals[key]
+
     def line_of(self, frame: FrameType | None) -> int:
         """The kernel line a suspended stack stands at, 0 if it is not in the kernel."""
         while frame is not None:
@@ -92,6 +123,11 @@ class KernelText:
                 return self.span(line, _columns(code, traceback.tb_lasti)), self.origin(line)
             traceback = traceback.tb_next
         return None, None
+
+
+def _argument(call: ast.Call, position: int, keyword: str) -> list[ast.expr]:
+    """The expression of one argument, if the call has it."""
+    return call.args[position : position + 1] or [k.value for k in call.keywords if k.arg == keyword]
 
 
 def _columns(code: CodeType, instruction: int) -> tuple[int, int] | None:

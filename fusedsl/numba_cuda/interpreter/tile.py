@@ -152,49 +152,50 @@ def _refuse_dtype(what: str, tile: Tile) -> TileMismatch:
     return TileMismatch(f"{tile.dtype} tiles have no {what}", hint=hint)
 
 
+_NUMBERS = ("float", "int", "uint")
+_INTEGERS = ("int", "uint")
+_BITS = ("bool", "int", "uint")
+_ALL = ("bool", "int", "uint", "float")
+
+
+def _apply(symbol: str, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    try:
+        return function(left, right)
+    except ValueError:
+        raise refuse_size(symbol, left, right) from None
+
+
+def _general(symbol: str, function: Callable[[Any, Any], Any], kinds: tuple[str, ...], tile: Tile, other: Any) -> Any:
+    """The values of an operation with any operand that may stand beside a tile."""
+    right = operand(other, tile.dtype, symbol)
+    if tile.dtype.is_half or tile.dtype.kind not in kinds:
+        raise _refuse_dtype(symbol, tile)
+    return _apply(symbol, function, tile.values, right)
+
+
 def _install(
     symbol: str,
     function: Callable[[Any, Any], Any],
     names: tuple[str, str | None],
+    kinds: tuple[str, ...] = _NUMBERS,
     *,
-    on_bool: bool = False,
-    on_int: bool = True,
-    on_float: bool = True,
     compares: bool = False,
 ) -> None:
-    """Give Tile one binary operator, and its reflected form where it has one."""
-
-    def binary(self: Tile, other: Any, reflected: bool) -> Tile:
-        dtype = self.dtype
-        right = operand(other, dtype, symbol)
-        kind = dtype.kind
-        if dtype.is_half or not (on_float if kind == "float" else on_bool if kind == "bool" else on_int):
-            raise _refuse_dtype(symbol, self)
-        left = self.values
-        try:
-            result = function(right, left) if reflected else function(left, right)
-        except ValueError:
-            raise refuse_size(symbol, left, right) from None
-        return BoolTile(boolean, result) if compares else self.__class__(dtype, result)
+    """Give Tile one binary operator on tiles of ``kinds``, and its reflected form where it has one."""
 
     def forward(self: Tile, other: Any) -> Tile:
-        # The usual cases first: two plain tiles of one dtype, or a plain float tile and a Python number.
-        if on_float and self.__class__ is Tile:
-            dtype, kind = self.dtype, other.__class__
-            if kind is Tile:
-                usual, right = other.dtype is dtype and (on_int or dtype.kind == "float"), other.values
-            else:
-                usual, right = (kind is float or kind is int) and dtype.kind == "float", other
-            if usual:
-                try:
-                    result = function(self.values, right)
-                except ValueError:
-                    raise refuse_size(symbol, self.values, right) from None
-                return BoolTile(boolean, result) if compares else Tile(dtype, result)
-        return binary(self, other, False)
+        dtype, kind = self.dtype, other.__class__
+        # Two plain tiles of one dtype, or a float tile and a Python number, are the usual cases.
+        if kind is Tile and other.dtype is dtype and dtype.kind in kinds:
+            result = _apply(symbol, function, self.values, other.values)
+        elif (kind is float or kind is int) and self.__class__ is Tile and dtype.kind == "float" and "float" in kinds:
+            result = function(self.values, other)
+        else:
+            result = _general(symbol, function, kinds, self, other)
+        return BoolTile(boolean, result) if compares else self.__class__(dtype, result)
 
     def backward(self: Tile, other: Any) -> Tile:
-        return binary(self, other, True)
+        return self.__class__(self.dtype, _general(symbol, lambda a, b: function(b, a), kinds, self, other))
 
     forward.__name__ = forward.__qualname__ = names[0]
     setattr(Tile, names[0], forward)
@@ -244,21 +245,21 @@ def remainder(a: Any, b: Any) -> Array:
 _install("+", np.add, ("__add__", "__radd__"))
 _install("-", np.subtract, ("__sub__", "__rsub__"))
 _install("*", np.multiply, ("__mul__", "__rmul__"))
-_install("/", np.true_divide, ("__truediv__", "__rtruediv__"), on_int=False)
+_install("/", np.true_divide, ("__truediv__", "__rtruediv__"), ("float",))
 _install("//", floor_divide, ("__floordiv__", "__rfloordiv__"))
 _install("%", remainder, ("__mod__", "__rmod__"))
 _install("**", power, ("__pow__", "__rpow__"))
-_install("&", np.bitwise_and, ("__and__", "__rand__"), on_bool=True, on_float=False)
-_install("|", np.bitwise_or, ("__or__", "__ror__"), on_bool=True, on_float=False)
-_install("^", np.bitwise_xor, ("__xor__", "__rxor__"), on_bool=True, on_float=False)
-_install("<<", np.left_shift, ("__lshift__", "__rlshift__"), on_float=False)
-_install(">>", np.right_shift, ("__rshift__", "__rrshift__"), on_float=False)
-_install("<", np.less, ("__lt__", None), on_bool=True, compares=True)
-_install("<=", np.less_equal, ("__le__", None), on_bool=True, compares=True)
-_install(">", np.greater, ("__gt__", None), on_bool=True, compares=True)
-_install(">=", np.greater_equal, ("__ge__", None), on_bool=True, compares=True)
-_install("==", np.equal, ("__eq__", None), on_bool=True, compares=True)
-_install("!=", np.not_equal, ("__ne__", None), on_bool=True, compares=True)
+_install("&", np.bitwise_and, ("__and__", "__rand__"), _BITS)
+_install("|", np.bitwise_or, ("__or__", "__ror__"), _BITS)
+_install("^", np.bitwise_xor, ("__xor__", "__rxor__"), _BITS)
+_install("<<", np.left_shift, ("__lshift__", "__rlshift__"), _INTEGERS)
+_install(">>", np.right_shift, ("__rshift__", "__rrshift__"), _INTEGERS)
+_install("<", np.less, ("__lt__", None), _ALL, compares=True)
+_install("<=", np.less_equal, ("__le__", None), _ALL, compares=True)
+_install(">", np.greater, ("__gt__", None), _ALL, compares=True)
+_install(">=", np.greater_equal, ("__ge__", None), _ALL, compares=True)
+_install("==", np.equal, ("__eq__", None), _ALL, compares=True)
+_install("!=", np.not_equal, ("__ne__", None), _ALL, compares=True)
 
 
 def _negate(self: Tile) -> Tile:
@@ -273,5 +274,5 @@ def _invert(self: Tile) -> Tile:
     return self.__class__(self.dtype, np.invert(self.values))
 
 
-Tile.__neg__ = _negate  # type: ignore[method-assign]
-Tile.__invert__ = _invert  # type: ignore[method-assign]
+Tile.__neg__ = _negate
+Tile.__invert__ = _invert

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One memory access: ``ld`` and ``st`` of up to 16 bytes in any state space, and the registers they move (PTX ISA ``ld``, ``st``).
+"""One memory access: ``ld`` and ``st`` of up to 16 bytes in any state space, and the registers they move (PTX ISA
+``ld``, ``st``).
 
-A limited load is one string that first moves the fill into the registers and then loads under a predicate, so that the loads of
-a tile stay back to back.
+A limited load is one string that first moves the fill into the registers and then loads under a predicate, so that
+the loads of a tile stay back to back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _LETTER = {16: "h", 32: "r", 64: "l"}
 class Access:
     """One vector access: ``count`` registers of ``bits`` bits each.
 
-    An access never splits an element over registers, and packs several narrow elements into a register where the bytes allow.
+    An access never splits an element over registers, and packs several narrow elements into a register where the
+    bytes allow.
     """
 
     bits: int
@@ -66,9 +68,7 @@ def braces(operands: Sequence[str]) -> str:
     return operands[0] if len(operands) == 1 else "{" + ",".join(operands) + "}"
 
 
-def _to_pieces(
-    builder: ir.IRBuilder, dtype: DType, access: Access, registers: list[ir.Value]
-) -> list[ir.Value]:
+def _to_pieces(builder: ir.IRBuilder, dtype: DType, access: Access, registers: list[ir.Value]) -> list[ir.Value]:
     """Register values -> integers of ``dtype.bits`` each, in memory order."""
     if access.bits <= dtype.bits:
         return [builder.trunc(r, ir.IntType(dtype.bits)) if access.bits < 16 else r for r in registers]
@@ -80,9 +80,7 @@ def _to_pieces(
     return pieces
 
 
-def to_registers(
-    builder: ir.IRBuilder, dtype: DType, access: Access, pieces: list[ir.Value]
-) -> list[ir.Value]:
+def to_registers(builder: ir.IRBuilder, dtype: DType, access: Access, pieces: list[ir.Value]) -> list[ir.Value]:
     if access.bits <= dtype.bits:
         return [builder.zext(p, I16) if access.bits < 16 else p for p in pieces]
     per = access.bits // dtype.bits
@@ -96,17 +94,11 @@ def to_registers(
     return registers
 
 
-def assemble(
-    builder: ir.IRBuilder, dtype: DType, n: int, loaded: list[tuple[Access, list[ir.Value]]]
-) -> ir.Value:
+def assemble(builder: ir.IRBuilder, dtype: DType, n: int, loaded: list[tuple[Access, list[ir.Value]]]) -> ir.Value:
     """The tile of n elements that a sequence of loaded accesses holds."""
     if is_packed(dtype, n) and all(access.bits == 32 for access, _ in loaded):
         return build_vector(builder, I32, [register for _, registers in loaded for register in registers])
-    pieces = [
-        piece
-        for access, registers in loaded
-        for piece in _to_pieces(builder, dtype, access, registers)
-    ]
+    pieces = [piece for access, registers in loaded for piece in _to_pieces(builder, dtype, access, registers)]
     values = [from_bits(builder, dtype, piece) for piece in pieces]
     if not is_packed(dtype, n):
         return build_vector(builder, element_type(dtype), values)
@@ -166,9 +158,7 @@ def load_access(
     else:
         width = max(access.bits, 16)
         moves = " ".join(f"mov.b{width} ${i}, ${count + 2 + i};" for i in range(count))
-        constraints = ",".join(
-            [f"=&{access.letter}"] * count + [address_letter, "b"] + [access.letter] * count
-        )
+        constraints = ",".join([f"=&{access.letter}"] * count + [address_letter, "b"] + [access.letter] * count)
         text = f"{moves} @${count + 1} {text}"
         value = asm(builder, result, text, constraints, [address, predicate, *fill], effect=True)
     return [value] if count == 1 else [builder.extract_value(value, i) for i in range(count)]

@@ -25,7 +25,8 @@ _KINDS = {
 def atomic_add(p: types.Type, index: types.Type, value: types.Type) -> Typed:
     """``p[index] += value`` in one step; returns the old value as a number (int for integers).
 
-    ``atom.global.add``, relaxed: order other accesses with `fence_gpu`. dtypes: int32, uint32, int64, uint64, float32, float64.
+    ``atom.global.add``, relaxed: order other accesses with `fence_gpu`. dtypes: int32, uint32, int64, uint64,
+    float32, float64.
     """
     if not isinstance(p, PointerType) or p.dtype.name not in _KINDS:
         raise TypingError(f"atomic_add takes a pointer to one of {', '.join(_KINDS)}, not {p}")

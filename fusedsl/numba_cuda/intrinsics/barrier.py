@@ -19,7 +19,8 @@ def _statement(text: str, *, convergent: bool) -> Lower:
 
 @kernel_function
 def barrier() -> Typed:
-    """Wait for all threads of the block; their shared and global writes are then visible in the block (``bar.sync 0``)."""
+    """Wait for all threads of the block; their shared and global writes are then visible in the block (``bar.sync
+    0``)."""
     return types.none, _statement("bar.sync 0;", convergent=True)
 
 

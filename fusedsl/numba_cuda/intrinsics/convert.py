@@ -16,7 +16,8 @@ from fusedsl.numba_cuda.tile import I1, I64, TileType, build_vector, element_typ
 
 @kernel_function
 def cast(tile: types.Type, dtype: types.Type) -> Typed:
-    """The tile in another dtype, as torch's ``.to``: float to int truncates, to boolean is ``!= 0``, to the 16-bit floats
+    """The tile in another dtype, as torch's ``.to``: float to int truncates, to boolean is ``!= 0``, to the 16-bit
+    floats
     rounds to nearest even (``cvt.rn.bf16x2.f32``, ``cvt.rn.f16x2.f32``). A number becomes a one-element tile."""
     target = marker(dtype)
     if is_number(tile):
@@ -51,7 +52,8 @@ def full(n: types.Type, value: types.Type, dtype: types.Type) -> Typed:
 
 @kernel_function
 def iota(batch: types.Type, stride: types.Type, vector: types.Type, dtype: types.Type) -> Typed:
-    """Tile of ``b*stride + k`` for element ``b*vector + k``: the offsets `load` reads, from its first; int32 or int64."""
+    """Tile of ``b*stride + k`` for element ``b*vector + k``: the offsets `load` reads, from its first; int32 or
+    int64."""
     target = marker(dtype)
     if target.name not in ("int32", "int64"):
         raise TypingError(f"iota gives int32 or int64, not {target}")
@@ -64,9 +66,7 @@ def iota(batch: types.Type, stride: types.Type, vector: types.Type, dtype: types
 @kernel_function
 def chunk_mask(limit: types.Type, batch: types.Type, step: types.Type, vector: types.Type) -> Typed:
     """Boolean tile of ``batch * vector``: true in the chunks that `load` reads, ``b*step < limit``."""
-    batches, distance, width = (
-        literal(a, name) for a, name in ((batch, "batch"), (step, "step"), (vector, "vector"))
-    )
+    batches, distance, width = (literal(a, name) for a, name in ((batch, "batch"), (step, "step"), (vector, "vector")))
     check_index("limit", limit)
 
     def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> ir.Value:

@@ -16,6 +16,7 @@ from fusedsl.numba_cuda.intrinsics.memory import check_index, check_pointer, ele
 from fusedsl.numba_cuda.registry import KernelFunction, Typed, is_none, is_number, kernel_function
 from fusedsl.numba_cuda.tile import I64, TileType, elements
 
+
 def _element_access(dtype: DType) -> Access:
     return Access(dtype.bits, 1)
 
@@ -52,9 +53,7 @@ def _addresses(
     return out * n if len(out) == 1 else out
 
 
-def _masks(
-    builder: ir.IRBuilder, mask: types.Type, value: ir.Value, n: int
-) -> Sequence[ir.Value | None]:
+def _masks(builder: ir.IRBuilder, mask: types.Type, value: ir.Value, n: int) -> Sequence[ir.Value | None]:
     if is_none(mask):
         return [None] * n
     vector = operand(builder, mask, value, boolean, n)
@@ -63,7 +62,8 @@ def _masks(
 
 @kernel_function
 def gather(p: types.Type, index: types.Type, mask: types.Type, fill: types.Type = 0) -> Typed:
-    """Tile of ``p[index]``: an int32 or int64 tile of element offsets; where the mask is false, ``fill`` and no access."""
+    """Tile of ``p[index]``: an int32 or int64 tile of element offsets; where the mask is false, ``fill`` and no
+    access."""
     dtype, n = _indexed("gather", p, index, mask)
     access = _element_access(dtype)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a thread stands: special registers, lane and warp numbers, unsigned index arithmetic (PTX ISA, special registers)."""
+"""Where a thread stands: special registers, lane and warp numbers, unsigned index arithmetic (PTX ISA, special
+registers)."""
 
 from __future__ import annotations
 
@@ -94,9 +95,7 @@ def lane() -> Typed:
 @kernel_function
 def warp() -> Typed:
     """Warp of the thread in its block: the linear thread id x + y*dim_x + z*dim_x*dim_y, divided by 32 (int64)."""
-    return types.int64, lambda builder, _: builder.zext(
-        builder.lshr(_linear_thread(builder), ir.Constant(I32, 5)), I64
-    )
+    return types.int64, lambda builder, _: builder.zext(builder.lshr(_linear_thread(builder), ir.Constant(I32, 5)), I64)
 
 
 def _unsigned(name: str, instruction: str, width: ir.IntType, a: types.Type, b: types.Type) -> Typed:

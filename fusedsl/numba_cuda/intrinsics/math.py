@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise mathematics: full-precision libdevice calls an element, vector instructions where one suffices.
 
-Nothing here flushes subnormals and nothing assumes finite values. The ``fast_`` functions are the documented exceptions.
+Nothing here flushes subnormals and nothing assumes finite values. The ``fast_`` functions are the documented
+exceptions.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ _FAST: dict[str, tuple[str, float | None, str]] = {
     "fast_exp": (
         "ex2.approx.f32",
         _LOG2_E,
-        "e ** x by ``ex2.approx.f32`` of x * log2(e): relative error 2**-22 for abs(x) <= 1, growing as abs(x) * 2**-23.5.",
+        "e ** x by ``ex2.approx.f32`` of x * log2(e): relative error 2**-22 for abs(x) <= 1, growing as "
+        "abs(x) * 2**-23.5.",
     ),
     "fast_exp2": ("ex2.approx.f32", None, "2 ** x by ``ex2.approx.f32``: relative error 2**-22.5."),
     "fast_log2": (
@@ -195,7 +197,11 @@ _FAST: dict[str, tuple[str, float | None, str]] = {
     "fast_log": ("lg2.approx.f32", _LN_2, "log(x) by ``lg2.approx.f32`` times ln 2: errors as of fast_log2."),
     "fast_reciprocal": ("rcp.approx.f32", None, "1 / x by ``rcp.approx.f32``: 1 ulp."),
     "fast_rsqrt": ("rsqrt.approx.f32", None, "1 / sqrt(x) by ``rsqrt.approx.f32``: relative error 2**-22.9."),
-    "fast_tanh": ("tanh.approx.f32", None, "tanh(x) by ``tanh.approx.f32``: relative error 2**-11; for 16-bit results only."),
+    "fast_tanh": (
+        "tanh.approx.f32",
+        None,
+        "tanh(x) by ``tanh.approx.f32``: relative error 2**-11; for 16-bit results only.",
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Global memory in chunks: a tile is ``batch`` chunks of ``vector`` elements, a fixed step apart.
 
-Instructions (PTX ISA ``ld``, ``st``): ``ld.global{.L1::no_allocate}{.v2,.v4}.b8|b16|b32|b64`` and ``st.global{.cs}...``. A
+Instructions (PTX ISA ``ld``, ``st``): ``ld.global{.L1::no_allocate}{.v2,.v4}.b8|b16|b32|b64`` and
+``st.global{.cs}...``. A
 tile has one 64-bit base address; where strides are literals, chunks differ by the immediate in the instruction only.
 """
 
@@ -224,8 +225,8 @@ def load(
 ) -> Typed:
     """Tile of ``batch * vector`` elements: element ``b*vector + k`` is ``p[offset + b*stride + k]``.
 
-    Chunk b is read only where ``b*stride < limit`` (``limit`` None: always), else its elements are ``fill``. A chunk of up to
-    16 bytes is one access aligned to its size; a longer one is several of 16 bytes.
+    Chunk b is read only where ``b*stride < limit`` (``limit`` None: always), else its elements are ``fill``. A chunk
+    of up to 16 bytes is one access aligned to its size; a longer one is several of 16 bytes.
     """
     return _load("ld.global", chunks_of(p, offset, limit, batch, stride, stride, vector, _ONE), fill, _LOAD)
 
@@ -241,7 +242,9 @@ def load_stream(
     fill: types.Type = 0,
 ) -> Typed:
     """`load` for data that is read once: ``ld.global.L1::no_allocate``."""
-    return _load("ld.global.L1::no_allocate", chunks_of(p, offset, limit, batch, stride, stride, vector, _ONE), fill, _LOAD)
+    return _load(
+        "ld.global.L1::no_allocate", chunks_of(p, offset, limit, batch, stride, stride, vector, _ONE), fill, _LOAD
+    )
 
 
 @kernel_function
@@ -284,10 +287,11 @@ def load_strided(
     element_stride: types.Type,
     fill: types.Type = 0,
 ) -> Typed:
-    """Tile of ``batch * vector`` elements: element ``b*vector + k`` is ``p[offset + b*batch_stride + k*element_stride]``.
+    """Tile of ``batch * vector`` elements: element ``b*vector + k`` is ``p[offset + b*batch_stride +
+    k*element_stride]``.
 
-    Chunk b is read only where ``b*step < limit``. The two strides are ints, known at run time or literals; with the literal 1
-    as ``element_stride`` a chunk is one access (as of `load`), else each element is one.
+    Chunk b is read only where ``b*step < limit``. The two strides are ints, known at run time or literals; with the
+    literal 1 as ``element_stride`` a chunk is one access (as of `load`), else each element is one.
     """
     chunks = chunks_of(p, offset, limit, batch, step, batch_stride, vector, element_stride)
     return _load("ld.global", chunks, fill, _LOAD_STRIDED)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions over the elements of a tile and over the lanes of a warp.
 
-Tiles combine as a tree: neighbours first, an odd last element carried to the next level. Warps all-reduce by a butterfly of
-``shfl.sync.bfly``, the widest distance first. 32-bit integer sums and extrema of a whole warp are one ``redux.sync`` (PTX ISA
-``redux.sync``, sm_80), boolean any and all one ``vote.sync``.
+Tiles combine as a tree: neighbours first, an odd last element carried to the next level. Warps all-reduce by a
+butterfly of
+``shfl.sync.bfly``, the widest distance first. 32-bit integer sums and extrema of a whole warp are one ``redux.sync``
+(PTX ISA ``redux.sync``, sm_80), boolean any and all one ``vote.sync``.
 """
 
 from __future__ import annotations
@@ -169,9 +170,7 @@ def _warp_reduction(name: str) -> KernelFunction:
     return _named(definition, f"warp_{name}", doc)
 
 
-def _better(
-    builder: ir.IRBuilder, value: DType, index: DType, a: Pair, b: Pair, *, largest: bool
-) -> Pair:
+def _better(builder: ir.IRBuilder, value: DType, index: DType, a: Pair, b: Pair, *, largest: bool) -> Pair:
     """The winner of two candidates: NaN first, then the better value, then the smaller index."""
     (x, i), (y, j) = a, b
     if value.is_float:
@@ -235,7 +234,9 @@ def _fold_arg(name: str, largest: bool, *, whole: bool) -> KernelFunction:
     kind = "largest" if largest else "smallest"
     if whole:
         return _named(tile_all, full, f"The {kind} element of a tile and its index, as one-element tiles: {rule}")
-    return _named(fold, full, f"For each k < ``vector`` the {kind} of ``v[b*vector + k]`` over b, and its index: {rule}")
+    return _named(
+        fold, full, f"For each k < ``vector`` the {kind} of ``v[b*vector + k]`` over b, and its index: {rule}"
+    )
 
 
 def _warp_arg(name: str, largest: bool) -> KernelFunction:

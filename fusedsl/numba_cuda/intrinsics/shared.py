@@ -43,7 +43,8 @@ def shared(dtype: types.Type, n: types.Type) -> Typed:
 
 @kernel_function
 def dynamic_shared(dtype: types.Type) -> Typed:
-    """The dynamic part of shared memory (its size is in the launch geometry), 16-byte aligned; all calls give the same bytes."""
+    """The dynamic part of shared memory (its size is in the launch geometry), 16-byte aligned; all calls give the
+    same bytes."""
     element = marker(dtype)
 
     def emit(builder: ir.IRBuilder, _: list[ir.Value]) -> ir.Value:
@@ -78,7 +79,8 @@ def _address(builder: ir.IRBuilder, array: ir.Value, index: ir.Value, dtype: DTy
 def shared_load(s: types.Type, index: types.Type, n: types.Type) -> Typed:
     """Tile of ``s[index : index + n]``.
 
-    The bytes must be aligned to the largest power of two up to 16 that divides ``n * itemsize``; each access is that wide.
+    The bytes must be aligned to the largest power of two up to 16 that divides ``n * itemsize``; each access is that
+    wide.
     """
     dtype, count = _check_array(s), literal(n, "n")
     _check_index(index)

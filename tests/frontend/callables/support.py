@@ -114,7 +114,11 @@ def compare(found: torch.Tensor, wanted: torch.Tensor, label: str, scale: float 
 
 
 def check(
-    function: Callable[..., Any], *args: Any, handler: Callable[..., Any] | None = None, scale: float = 1.0, **kwargs: Any
+    function: Callable[..., Any],
+    *args: Any,
+    handler: Callable[..., Any] | None = None,
+    scale: float = 1.0,
+    **kwargs: Any,
 ) -> Built | None:
     """A call through the table gives what torch gives: values, dtype and shape, in both numerics; or both refuse.
 

@@ -51,7 +51,8 @@ def test_bits(a: torch.dtype, b: torch.dtype) -> None:
 def test_operator_with_number(name: str, dtype: torch.dtype) -> None:
     function = getattr(operator, name)
     for number in SCALARS:
-        if dtype is torch.uint8 and number == -1 or (name in ("floordiv", "mod") and dtype in (torch.bool, F16, BF16)):
+        skipped = (torch.bool, F16, BF16) if name in ("floordiv", "mod") else ()
+        if (dtype is torch.uint8 and number == -1) or dtype in skipped:
             continue  # a quotient near an integer falls to either side
         check(function, special(dtype), number, scale=2)
         if math.isfinite(number):
@@ -99,7 +100,7 @@ def test_rounding_mode(dtype: torch.dtype, mode: str | None) -> None:
     check(torch.div, special(dtype), y, rounding_mode=mode)
 
 
-@pytest.mark.parametrize("dtype", (*FLOATS, torch.int32))
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
 def test_alpha(dtype: torch.dtype) -> None:
     check(torch.add, plain(dtype), plain(dtype, seed=1), alpha=3, scale=2)
     check(torch.sub, plain(dtype), plain(dtype, seed=1), alpha=3, scale=2)
@@ -119,6 +120,12 @@ def test_several_operands(dtype: torch.dtype) -> None:
     check(torch.isclose, x, x + 1e-6)
     check(torch.isclose, special(dtype), special(dtype), equal_nan=True)
     check(torch.special.xlog1py, x, b.abs())
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_isclose(dtype: torch.dtype) -> None:
+    check(torch.isclose, special(dtype), special(dtype, seed=1))
+    check(torch.isclose, special(dtype), special(dtype), rtol=0.5, atol=1.0, equal_nan=True)
 
 
 def test_nextafter() -> None:

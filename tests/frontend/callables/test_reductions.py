@@ -177,7 +177,16 @@ def test_empty() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_zero_dim() -> None:
     x = torch.tensor(-2.5)
-    for function in (torch.sum, torch.mean, torch.amax, torch.prod, torch.argmax, torch.max, torch.logsumexp, torch.var):
+    for function in (
+        torch.sum,
+        torch.mean,
+        torch.amax,
+        torch.prod,
+        torch.argmax,
+        torch.max,
+        torch.logsumexp,
+        torch.var,
+    ):
         for dim in (0, -1):
             check(function, x, dim)
             check(function, x, dim, keepdim=True)
@@ -187,7 +196,7 @@ def test_zero_dim() -> None:
     check(torch.softmax, x, 0)
 
 
-# composites -------------------------------------------------------------------------------------------------------------
+# composites ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ALL)

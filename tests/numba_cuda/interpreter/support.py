@@ -27,7 +27,7 @@ def run_body(
     dynamic_smem_bytes: int = 0,
     cooperative: bool = False,
 ) -> None:
-    """Interpret a kernel `k` with the given body; tensors become pointers, ints int64, floats float64, bools boolean."""
+    """Interpret a kernel `k` of that body; tensors become pointers, ints int64, floats float64, bools boolean."""
     block = (threads, 1, 1) if isinstance(threads, int) else threads
     header = f"{constants}\n\ndef k({', '.join(arguments)}):\n"
     text = header + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"

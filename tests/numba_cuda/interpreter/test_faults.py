@@ -86,8 +86,8 @@ def test_misaligned_vector_access() -> None:
         MisalignedAccess, "v = load(x, 2, None, 1, 8, 8, 0.0)", {"x": torch.zeros(64, dtype=torch.bfloat16)}
     )
     assert text == (
-        "MisalignedAccess: load by 16 bytes at elements 2 to 9 of x: the address is 4 and the stride 0 bytes past a multiple of "
-        "16\n"
+        "MisalignedAccess: load by 16 bytes at elements 2 to 9 of x: the address is 4 and the stride 0 bytes past a "
+        "multiple of 16\n"
         "  <kernel>:4:8\n"
         "    v = load(x, 2, None, 1, 8, 8, 0.0)\n"
         "        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
@@ -104,6 +104,20 @@ def test_misaligned_tensor_stride_and_chunk_size() -> None:
     run_body("load(x, 4, None, 1, 8, 8)\nload(x, 2, None, 1, 6, 6)", {"x": x})
 
 
+def test_strided_access_is_a_vector_only_with_a_literal_stride() -> None:
+    x = torch.zeros(64)
+    run_body("load_strided(x, 1, None, 2, 1, 9, 4, n)", {"x": x, "n": 1})
+    run_body("store_strided(x, 1, None, 1.0, 2, 1, 9, 4, n)", {"x": x, "n": 1})
+    for literal in ("1", "ONE", "element_stride=1"):
+        body = f"load_strided(x, 1, None, 2, 1, 9, 4, {literal})"
+        text = fault_text(MisalignedAccess, body, {"x": x}, constants="ONE = 1")
+        assert "load_strided by 16 bytes at elements 1 to 4 and 1 more chunk, 9 elements apart, of x" in text
+    body = "store_strided(x, 4, None, 1.0, 2, 1, 9, 4, 1)"
+    assert "the address is 0 and the stride 4 bytes past" in fault_text(MisalignedAccess, body, {"x": x})
+    text = fault_text(OutOfBounds, "load_strided(x, 0, None, 2, 1, 30, 4, 20)", {"x": x})
+    assert "load_strided touches elements 0 to 60 by 20 and 1 more chunk, 30 elements apart, of x" in text
+
+
 def test_missing_barrier() -> None:
     text = fault_text(
         SharedRace,
@@ -116,8 +130,8 @@ def test_missing_barrier() -> None:
         threads=64,
     )
     assert text == (
-        "SharedRace: shared_load reads element 0 of shared(float32, 64) with no barrier after thread (0, 0, 0) at line 5: "
-        "shared_store(s, thread_x(), full(1, 1.0, float32))\n"
+        "SharedRace: shared_load reads element 0 of shared(float32, 64) with no barrier after thread (0, 0, 0) at "
+        "line 5: shared_store(s, thread_x(), full(1, 1.0, float32))\n"
         "  <kernel>:6:8\n"
         "    v = shared_load(s, max(thread_x() - 1, 0), 1)\n"
         "        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
@@ -139,8 +153,7 @@ def test_write_after_read_needs_a_barrier() -> None:
         """
     text = fault_text(SharedRace, body.format(between=""), {}, threads=64)
     assert (
-        "shared_store overwrites element 0 of shared(float32, 2) with no barrier after threads of several warps at line 8"
-        in text
+        "shared_store overwrites element 0 of shared(float32, 2) with no barrier after threads of several warps" in text
     )
     run_body(body.format(between="barrier()"), {}, threads=64)
 
@@ -335,11 +348,45 @@ def test_two_threads_write_different_values() -> None:
     assert "of block (0, 0, 0) wrote another value" in fault_text(GlobalRace, body, {"out": out}, grid=(2, 1, 1))
     run_body("store(out, 0, None, full(1, 2.0, float32), 1, 1, 1)", {"out": out}, threads=2, grid=(2, 1, 1))
     run_body(
-        "for i in range(2):\n    if thread_x() == i:\n        store(out, 0, None, full(1, float(i), float32), 1, 1, 1)\n    barrier()",
+        "for i in range(2):\n"
+        "    if thread_x() == i:\n"
+        "        store(out, 0, None, full(1, float(i), float32), 1, 1, 1)\n"
+        "    barrier()",
         {"out": out},
         threads=2,
     )
     assert out[0].item() == 1.0
+
+
+def test_read_of_what_another_thread_just_wrote() -> None:
+    out = torch.zeros(64)
+    body = """
+        store(out, thread_x(), None, 1.0, 1, 1, 1)
+        {between}
+        t = load(out, (thread_x() + 63) % 64, None, 1, 1, 1)
+        """
+    text = fault_text(GlobalRace, body.format(between=""), {"out": out}, threads=64)
+    assert "load reads element 0 of out, which thread (0, 0, 0) of block (0, 0, 0) wrote in the same launch" in text
+    run_body(body.format(between="barrier()"), {"out": out}, threads=64)
+    warp = "t = load(out, (thread_x() + 31) % 32, None, 1, 1, 1)"
+    run_body(f"store(out, thread_x(), None, 1.0, 1, 1, 1)\nwarp_barrier()\n{warp}", {"out": out}, threads=32)
+
+
+def test_read_of_what_another_block_wrote_needs_an_atomic() -> None:
+    parts, done, out = torch.zeros(3), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
+    body = """
+        store(parts, block_x(), None, full(1, block_x() + 1, float32), 1, 1, 1)
+        fence_gpu()
+        last = {last}
+        if last:
+            fence_gpu()
+            store(out, 0, None, tile_sum(load(parts, 0, None, 3, 1, 1)), 1, 1, 1)
+        """
+    arguments = {"parts": parts, "done": done, "out": out}
+    text = fault_text(GlobalRace, body.format(last="block_x() == 2"), arguments, grid=(3, 1, 1))
+    assert "load reads element 0 of parts, which thread (0, 0, 0) of block (0, 0, 0) wrote" in text
+    run_body(body.format(last="atomic_add(done, 0, 1) == 2"), arguments, grid=(3, 1, 1), order="reversed")
+    assert out.item() == 6.0
 
 
 def test_absent_lane() -> None:
@@ -394,7 +441,7 @@ def test_python_exceptions_name_the_line() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(InvalidOperand, match="2 parameters"):
         from_source(("int64",), (1,))
-    with pytest.raises(InvalidOperand, match="kernel argument x is torch.float64 on cpu"):
+    with pytest.raises(InvalidOperand, match=r"kernel argument x is torch\.float64 on cpu"):
         from_source(("*float32", "int64"), (torch.zeros(1, dtype=torch.float64), 1))
     with pytest.raises(InvalidOperand, match="kernel argument n is 9223372036854775808"):
         from_source(("*float32", "int64"), (torch.zeros(1), 2**63))

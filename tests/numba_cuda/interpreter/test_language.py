@@ -29,8 +29,9 @@ TORCH_NAME = {
     "erfinv": "special.erfinv",
 }
 UNARY = (
-    "abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh "
-    "cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma"
+    "abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal exp exp2 expm1 log "
+    "log2 log10 log1p sin cos tan asin acos atan "
+    "sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma"
 ).split()
 PREDICATES = "isnan isinf isfinite signbit".split()
 BINARY = {
@@ -294,6 +295,19 @@ def test_store_limit_stride_and_spread() -> None:
     assert out.tolist() == [7, 7, 0, 0, 7, 7, 0, 0, 0, 0, 0, 0]
 
 
+def test_strided_load_and_store() -> None:
+    x = torch.arange(60, dtype=torch.float32)
+    out = torch.zeros(6)
+    run_body("store(out, 0, None, load_strided(x, 1, 2, 3, 1, 20, 2, 3, -1.0), 6, 1, 1)", {"x": x, "out": out})
+    assert out.tolist() == [1, 4, 21, 24, -1, -1]
+    run_body("store(out, 0, None, load_strided_stream(x, 59, None, 3, 1, -20, 2, -3), 6, 1, 1)", {"x": x, "out": out})
+    assert out.tolist() == [59, 56, 39, 36, 19, 16]
+    run_body("store_strided(x, 2, 7, 9.0, 3, 3, 20, 2, n)", {"x": x, "n": 0})
+    assert x[[2, 3, 22, 42]].tolist() == [9, 3, 9, 9]
+    run_body("store_strided_stream(x, 0, None, load(x, 4, None, 4, 1, 1), 2, 1, 30, 2, 5)", {"x": x})
+    assert x[[0, 5, 30, 35]].tolist() == [4, 5, 6, 7]
+
+
 def test_gather_and_scatter() -> None:
     x = torch.arange(10).bfloat16()
     out = torch.zeros(4, dtype=torch.bfloat16)
@@ -381,6 +395,39 @@ def test_tile_reductions(n: int) -> None:
     assert torch.isnan(reduce("tile_max(a)", x))
     assert torch.isnan(reduce("tile_min(a)", x))
     assert reduce(f"tile_argmin(a, iota({n}, 1, 1, int64))[1]", x, torch.int64) == n // 2
+
+
+def fold(expression: str, x: torch.Tensor, result: torch.dtype) -> torch.Tensor:
+    """A kernel expression over the tile a = x, of 4 elements."""
+    out = torch.zeros(4, dtype=result)
+    body = f"a = load(x, 0, None, {x.numel()}, 1, 1)\nstore(out, 0, None, {expression}, 4, 1, 1)"
+    run_body(body, {"x": x, "out": out})
+    return out
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_folds(batch: int) -> None:
+    generator = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, 4, generator=generator)
+    torch.testing.assert_close(fold("fold_sum(a, 4)", x, x.dtype), x.sum(0))
+    torch.testing.assert_close(fold("fold_prod(a, 4)", x, x.dtype), x.prod(0))
+    assert torch.equal(fold("fold_max(a, 4)", x, x.dtype), x.amax(0))
+    assert torch.equal(fold("fold_min(a, 4)", x, x.dtype), x.amin(0))
+    assert torch.equal(fold("fold_any(a > 0.5, 4)", x, torch.bool), (x > 0.5).any(0))
+    assert torch.equal(fold("fold_all(a < 0.5, 4)", x, torch.bool), (x < 0.5).all(0))
+    rows = f"spread(iota({batch}, 1, 1, int64), 4)"
+    assert torch.equal(fold(f"fold_argmax(a, {rows}, 4)[1]", x, torch.int64), x.argmax(0))
+    assert torch.equal(fold(f"fold_argmin(a, {rows}, 4)[1]", x, torch.int64), x.argmin(0))
+    assert torch.equal(fold(f"fold_argmin(a, {rows}, 4)[0]", x, x.dtype), x.amin(0))
+
+
+def test_repeat_spread_and_chunk_mask() -> None:
+    x = torch.arange(6, dtype=torch.float32)
+    a = torch.tensor([4.0, 5.0])
+    assert torch.equal(evaluate("a + repeat(b, 3)", x, a), x + a.repeat(3))
+    assert torch.equal(evaluate("a + spread(b, 3)", x, a), x + a.repeat_interleave(3))
+    got = evaluate("chunk_mask(5, 3, 4, 2)", x, result=torch.bool)
+    assert got.tolist() == [True, True, True, True, False, False]
 
 
 def test_tile_sum_adds_adjacent_pairs() -> None:
