@@ -79,16 +79,19 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         if threads > chunks or batch * base.vector > 64:
             continue
         exact = threads * batch == chunks
-        for rows, prefetch in itertools.product((1, 2, 4), (True, False)):
-            if rows > 1 and threads * rows > 256:
+        for rows, prefetch, project in itertools.product((1, 2, 4), (True, False), (True, False)):
+            if rows > 1 and threads * rows > 128:
                 continue
-            for blocks in (None, max(1024 // (threads * rows), 1), max(1536 // (threads * rows), 1)):
-                yield RowParams(threads, rows, base.vector, batch, True, exact, prefetch, 1, blocks)
+            residents = (768, 1024, 1280) if batch * base.vector >= 16 else ()
+            for blocks in dict.fromkeys((None, *(max(r // (threads * rows), 1) for r in residents))):
+                yield RowParams(
+                    threads, rows, base.vector, batch, "register", exact, prefetch, project, min_blocks=blocks
+                )
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
     """Block sizes and batches."""
-    for threads, batch in itertools.product((64, 128, 256, 512), (1, 2, 4, 8)):
+    for threads, batch in itertools.product((64, 128, 256), (1, 2, 4)):
         if base.lines == 1 and base.threads == 256:
             yield attrs.evolve(base, threads=threads, batch=batch)
         elif threads <= base.threads:
@@ -110,13 +113,30 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
         found = list(column_candidates(base))
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
-    elif base.resident:
+    elif base.storage == "register":
         found = list(row_candidates(columns, base))
     else:
         found = [
             attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1)) for t in (32, 64, 128, 256, 512) for b in (1, 2, 4) for r in (128,)
         ]
     return list(dict.fromkeys([base, *found]))
+
+
+#: Cache hints to try on the heuristic's choice: label, spelling, other spelling.
+HINTS = (
+    ("plain loads", "load_stream(", "load("),
+    ("plain loads", "load_strided_stream(", "load_strided("),
+    ("plain stores", "store_stream(", "store("),
+    ("plain stores", "store_strided_stream(", "store_strided("),
+)
+
+
+def respell(plan: KernelPlan, old: str, new: str) -> KernelPlan:
+    """The plan with one function of its kernel texts replaced."""
+    launches = tuple(
+        attrs.evolve(l, source=attrs.evolve(l.source, text=l.source.text.replace(old, new))) for l in plan.launches
+    )
+    return attrs.evolve(plan, launches=launches)
 
 
 def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: int) -> list[dict[str, Any]]:
@@ -127,9 +147,16 @@ def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: i
     problem = make_problem(operation, arguments, result)
     base = scheduler.compute_heuristics(problem)
     calls, rows = {}, []
-    for params in candidates(operation.name, shape[1], base):
+    seen = set()
+    plans = [(str(params), scheduler.schedule(problem, params)) for params in candidates(operation.name, shape[1], base)]
+    plans += [(f"{label} {plans[0][0]}", respell(plans[0][1], old, new)) for label, old, new in HINTS]
+    for params, plan in plans:
+        key = tuple((l.geometry, l.source.min_blocks, l.source.text.partition("\n\n")[2], l.arguments) for l in plan.launches)
+        if key in seen:
+            continue
+        seen.add(key)
         try:
-            call = make_call(scheduler.schedule(problem, params), problem, arguments, result)
+            call = make_call(plan, problem, arguments, result)
             result.fill_(float("nan"))
             call()
             error = relative_error(result, truth)
@@ -137,9 +164,9 @@ def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: i
             print(params, f"{type(failure).__name__}: {str(failure)[:300]}")
             continue
         kernel = call.kernels[0]  # type: ignore[attr-defined]
-        calls[str(params)] = call
+        calls[params] = call
         rows.append(
-            {"params": str(params), "error": error, "registers": kernel.registers, "spill": kernel.spill_bytes, "base": params == base}
+            {"params": params, "error": error, "registers": kernel.registers, "spill": kernel.spill_bytes, "base": params == str(base)}
         )
     timings = measure_gpu(calls, L2Flush(), repeats)
     traffic = operation.traffic_bytes(shape, torch.bfloat16)

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from fusedsl.arguments import check_arguments, check_devices, check_tensor, describe, make_binder
 from fusedsl.config import config, logger
-from fusedsl.executor import Run, bind_program, build_tree, picker
+from fusedsl.executor import Run, bind_program, build_tree
+from fusedsl.frame import picker
 from fusedsl.frontend.guards import compile_accessors, compile_guards, explain_failure, is_volatile
 from fusedsl.frontend.records import AccessPath, Guard, Trace
 from fusedsl.frontend.trace import trace as trace_function
-from fusedsl.keys import ALIGNMENT, NoKey, call_key, key_function, trace_key
+from fusedsl.keys import ALIGNMENT, NoKey, call_key, key_function, quick_check, trace_key
 from fusedsl.numba_cuda.device import DeviceProperties, properties, resolve
 from fusedsl.options import Options
 from fusedsl.pipeline import Program, build_program
@@ -38,6 +39,13 @@ MISS = object()
 
 #: Runs a call: the bound arguments in, the function's result (or MISS) out.
 Call = Callable[[tuple[Any, ...]], Any]
+
+
+def _never(*values: Any) -> bool:
+    return False
+
+
+_NOTHING_RECENT: tuple[Callable[..., bool] | None, Call] = (None, lambda values: MISS)
 
 #: How many ready calls one exact key may have (they differ in guarded values, such as an int the structure depends on).
 _MAX_ALTERNATIVES = 8
@@ -113,20 +121,24 @@ class Dispatcher:
             values: the arguments in the order of the parameters (what ``bind`` returns).
         """
         kinds = tuple(map(type, values))
+        check, recent = self._recent.get(kinds, _NOTHING_RECENT)
+        if check is not None and check(*values):
+            result = recent(values)
+            if result is not MISS:
+                COUNTERS.hits += 1
+                return result
         try:
-            check, ready = self._recent.get(kinds, _NOTHING_RECENT)
-            if check is not None and check(*values):
-                result = ready(values)
-                if result is not MISS:
-                    COUNTERS.hits += 1
-                    return result
             alternatives = self._calls[key_function(kinds)(*values)]
         except (KeyError, NoKey, RuntimeError, TypeError):
             return MISS
         for ready in alternatives:
             result = ready(values)
             if result is not MISS:
-                self._recent[kinds] = (quick_check(values), ready)
+                # A call that repeats gets a quick check; calls that take turns would only pay for it.
+                if ready is not recent:
+                    self._recent[kinds] = (None, ready)
+                elif check is None:
+                    self._recent[kinds] = (quick_check(values) or _never, ready)
                 COUNTERS.hits += 1
                 return result
         return MISS
@@ -154,6 +166,7 @@ class Dispatcher:
             return
         self._calls[key] = (ready, *known[: _MAX_ALTERNATIVES - 1])
         trim(self._calls, config.max_cached_calls)
+        trim(self._recent, config.max_cached_calls)
 
     def fetch(
         self, entry: TraceEntry, arguments: Mapping[str, Any], *, allow_meta: bool = False

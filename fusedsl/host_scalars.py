@@ -42,7 +42,7 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 
 def compile_host(
     graph: Graph, wanted: Sequence[tuple[int, str | None]], sizes: Mapping[Symbol, int]
-) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
     """A function from the scalar arguments of a call to the values of host scalar nodes.
 
     Args:
@@ -54,29 +54,53 @@ def compile_host(
         A function that raises HostScalarError where Python's arithmetic does (division by zero, domain, overflow).
     """
     needed = _closure(graph, [node_id for node_id, _ in wanted])
-    known = {node_id: _fixed(graph, graph[node_id], sizes) for node_id in needed if graph[node_id].op in _FIXED}
     arguments = {node_id: graph.scalars.index(node_id) for node_id in needed if graph[node_id].op == "scalar_input"}
-    steps: list[tuple[Node, Callable[..., Any], tuple[int, ...]]] = []
+    known = {node_id: _fixed(graph, graph[node_id], sizes) for node_id in needed if graph[node_id].op in _FIXED}
+    steps = _fold(graph, needed, known)
+    fixed = [_convert(graph[node_id], known[node_id], kind) if node_id in known else None for node_id, kind in wanted]
+    varying = [(place, node_id, kind) for place, (node_id, kind) in enumerate(wanted) if node_id not in known]
+    if not varying:
+        result = tuple(fixed)
+        return lambda scalars: result
+    if not steps:
+        direct = [(place, arguments[node_id], graph[node_id], kind) for place, node_id, kind in varying]
+
+        def copy(scalars: tuple[Any, ...]) -> Sequence[Any]:
+            found = fixed.copy()
+            for place, index, node, kind in direct:
+                found[place] = _convert(node, scalars[index], kind)
+            return found
+
+        return copy
+
+    def evaluate(scalars: tuple[Any, ...]) -> Sequence[Any]:
+        values = dict(known)
+        for node_id, index in arguments.items():
+            values[node_id] = scalars[index]
+        for node, function, sources in steps:
+            values[node.id] = _apply(node, function, [values[source] for source in sources])
+        found = fixed.copy()
+        for place, node_id, kind in varying:
+            found[place] = _convert(graph[node_id], values[node_id], kind)
+        return found
+
+    return evaluate
+
+
+#: A host scalar that every call computes: its node, function and operands.
+_HostStep = tuple[Node, Callable[..., Any], tuple[int, ...]]
+
+
+def _fold(graph: Graph, needed: Sequence[int], known: dict[int, Any]) -> list[_HostStep]:
+    """Add the arithmetic that depends on known values only to ``known``; the rest, in order."""
+    steps: list[_HostStep] = []
     for node in (graph[node_id] for node_id in needed if graph[node_id].op == "scalar"):
         function = host_function(node.attribute("function"))
         if all(source in known for source in node.inputs):
             known[node.id] = _apply(node, function, [known[source] for source in node.inputs])
         else:
             steps.append((node, function, node.inputs))
-    targets = tuple((node_id, CONVERSIONS[kind] if kind else None) for node_id, kind in wanted)
-    if not steps and not arguments:
-        fixed = tuple(_convert(graph[node_id], known[node_id], convert) for node_id, convert in targets)
-        return lambda scalars: fixed
-
-    def evaluate(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-        values = dict(known)
-        for node_id, index in arguments.items():
-            values[node_id] = scalars[index]
-        for node, function, sources in steps:
-            values[node.id] = _apply(node, function, [values[source] for source in sources])
-        return tuple([_convert(graph[node_id], values[node_id], convert) for node_id, convert in targets])
-
-    return evaluate
+    return steps
 
 
 _FIXED = ("constant", "size")
@@ -107,10 +131,10 @@ def _apply(node: Node, function: Callable[..., Any], operands: list[Any]) -> Any
         raise HostScalarError(f"{node.attribute('function')}({shown}): {error}", node.span) from None
 
 
-def _convert(node: Node, value: Any, convert: Callable[[Any], Any] | None) -> Any:
-    if convert is None:
+def _convert(node: Node, value: Any, kind: str | None) -> Any:
+    if kind is None:
         return value
     try:
-        return convert(value)
+        return CONVERSIONS[kind](value)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise HostScalarError(f"{value!r} cannot be given to a kernel: {error}", node.span) from None

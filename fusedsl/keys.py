@@ -92,8 +92,11 @@ def call_key(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """A function that tells whether tensors are like these in type, dtype, device, sizes, strides, requires_grad and in all
-    that torch dispatches on (negative bits, functorch, inference mode); None where this torch has no such guard."""
+    """A function that tells whether tensors are like these, or None where this torch has no such guard.
+
+    Alike means type, dtype, device, sizes, strides, requires_grad and all that torch dispatches on (negative bits,
+    functorch, inference mode).
+    """
     kind = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
     if kind is None:
         return None
@@ -124,7 +127,7 @@ def _check_factory(kinds: tuple[type, ...]) -> Callable[..., Callable[..., bool]
 
 
 def quick_check(values: tuple[Any, ...]) -> Callable[..., bool] | None:
-    """A function that tells whether arguments of the same types surely have the key of these: a tenth of the work of a key.
+    """A function that tells whether arguments of the same types surely have the key of these, at a tenth of the work.
 
     None where there is none: the arguments have other than tensors, numbers and plain static values.
     """

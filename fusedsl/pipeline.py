@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -70,7 +71,7 @@ class Program:
     Attributes:
         graph: the whole function.
         segments: in order.
-        allocations: node -> layout of every tensor that a kernel writes.
+        allocations: node -> layout of every tensor that a segment gives.
         views: outputs that are views of inputs, computed by eager PyTorch.
         device: what it was planned for.
     """
@@ -109,14 +110,15 @@ def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DevicePropert
     segments = []
     for members in find_segments(graph, accept):
         segments.append(_segment(graph, extract(graph, members), problem))
-    written = {s.origin[o] for s in segments if s.plan is not None for o in s.graph.outputs}
+    written = {s.origin[o] for s in segments for o in s.graph.outputs if s.graph[o].is_tensor}
     views = tuple(o for o in dict.fromkeys(graph.outputs) if is_view(graph, o))
     return Program(graph, tuple(segments), {n: layouts[n] for n in sorted(written)}, views, device)
 
 
 def _segment(graph: Graph, part: Subgraph, problem: Any) -> Segment:
-    scheduler, rejections = None, {}
-    if OPS[graph[part.origin[part.graph.outputs[0]]].op].kind is not Kind.OPAQUE if part.graph.outputs else True:
+    scheduler: ModuleType | None = None
+    rejections: dict[str, str] = {}
+    if not any(OPS[node.op].kind is Kind.OPAQUE for node in part.graph):
         scheduler, rejections = _choose(problem(part))
     names = tuple(part.graph[i].name for i in find_reductions(part.graph).nodes)
     if scheduler is None:
@@ -128,12 +130,18 @@ def _segment(graph: Graph, part: Subgraph, problem: Any) -> Segment:
     return Segment(scheduler.NAME, part.graph, part.origin, params, plan, names, buffers, rejections)
 
 
+@functools.lru_cache(maxsize=4096)
+def _compile_time_refusal(scheduler: ModuleType, graph: Graph) -> Refusal | None:
+    refusal: Refusal | None = scheduler.can_schedule_compile_time(graph)
+    return refusal
+
+
 def _choose(problem: Problem) -> tuple[ModuleType | None, dict[str, str]]:
     """The first scheduler that takes a problem, and why the ones before it did not."""
     rejections: dict[str, str] = {}
     taken = None
     for scheduler in SCHEDULERS:
-        refusal: Refusal | None = scheduler.can_schedule_compile_time(problem.graph)
+        refusal = _compile_time_refusal(scheduler, problem.graph)
         if refusal is None:
             refusal = scheduler.can_schedule_run_time(problem)
         if refusal is not None:

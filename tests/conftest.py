@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared fixtures and options: which tests run here, the device parameter, golden texts, NaN-filled memory."""
+"""Shared fixtures and options: which tests run here, the device parameter, golden texts, NaN-filled memory, and what
+every kernel that the tests plan must fulfil."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests import kernels
 
 try:
     from hypothesis import settings
@@ -26,6 +32,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--update-golden", action="store_true", help="accept the texts that golden tests produce")
     group.addoption("--big", action="store_true", help="run tests that need several GB of GPU memory")
     group.addoption("--perf", action="store_true", help="run tests that measure time; the GPU must be idle")
+    group.addoption("--assemble", action="store_true", help="afterwards assemble every kernel that the tests planned")
+
+
+#: Names the folder in which all processes of a run collect kernels; worker processes inherit it.
+_KERNELS = "FUSEDSL_TEST_KERNELS"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--assemble") and not hasattr(config, "workerinput"):
+        os.environ[_KERNELS] = tempfile.mkdtemp(prefix="fusedsl-kernels-")
+    if _KERNELS in os.environ:
+        kernels.watch(Path(os.environ[_KERNELS]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Assemble the kernels once all tests have run; a bad one fails the run."""
+    config = session.config
+    if not config.getoption("--assemble") or hasattr(config, "workerinput"):
+        return
+    folder = Path(os.environ.pop(_KERNELS))
+    report = kernels.assemble(folder)
+    shutil.rmtree(folder)
+    config.stash[_REPORT] = report
+    if report.failures and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_REPORT = pytest.StashKey[kernels.Report]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    report = config.stash.get(_REPORT, None)
+    if report is not None:
+        terminalreporter.section("kernels")
+        terminalreporter.write_line(str(report))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import fusedsl
 from fusedsl.arguments import ArgumentError, GradientError
-from fusedsl.keys import NoKey, call_key, trace_key
+from fusedsl.keys import NoKey, call_key, quick_check, trace_key
 
 TENSOR = "a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype"
 ANY = f"{TENSOR}, a number, bool, str, None, dtype, or a tuple, list or dict of these"
@@ -60,6 +60,48 @@ def test_key_follows_the_default_dtype() -> None:
         assert call_key((1,)) != before
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("static", [None, True, "a", torch.float32])
+def test_the_quick_check_holds_only_where_the_key_is_equal(static: Any) -> None:
+    x, y = torch.zeros(4, 4), torch.zeros(4)
+    values = (x, y, 0.5, static)
+    check = quick_check(values)
+    assert check is not None
+    assert check(*values)
+    assert check(torch.ones(4, 4), y, 7.5, static)
+    others: list[tuple[Any, ...]] = [
+        (x.t(), y, 0.5, static),
+        (x.double(), y, 0.5, static),
+        (torch.zeros(4, 5), y, 0.5, static),
+        (x, torch.zeros(5)[1:], 0.5, static),
+        (x, torch.zeros(1).expand(4), 0.5, static),
+        (x, y.clone().requires_grad_(), 0.5, static),
+        (x, torch._neg_view(y), 0.5, static),
+        (x.to("meta"), y.to("meta"), 0.5, static),
+        (x.to_sparse(), y, 0.5, static),
+    ]
+    for other in others:
+        assert not check(*other)
+    with torch.no_grad():
+        assert check(*values)
+        assert not check(x, y.clone().requires_grad_(), 0.5, static)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not check(*values)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.func.vmap(lambda z: z if not check(z, y, 0.5, static) else pytest.fail("a batched tensor"))(
+        torch.zeros(2, 4, 4)
+    )
+    assert not quick_check((x, False))(x, True)  # type: ignore[misc]
+    assert not quick_check((x, "a"))(x, "b")  # type: ignore[misc]
+
+
+def test_no_quick_check_for_objects_and_containers() -> None:
+    assert quick_check((torch.zeros(2), [1])) is None
+    assert quick_check((torch.zeros(2), object())) is None
+    assert quick_check((1.0, 2)) is None
 
 
 def test_no_key_for_what_kernels_cannot_read() -> None:

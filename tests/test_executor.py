@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import fusedsl
-from fusedsl.executor import build_tree, copy_span, picker
+from fusedsl.executor import build_tree, copy_span
+from fusedsl.frame import picker
 from fusedsl.frontend.records import OutputInput, OutputStatic, OutputValue
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.types import ScalarType

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure functions Graph -> facts: domains, reduction stages and roles, persistent buffers, iteration spaces, segmentation."""
+"""Pure functions Graph -> facts: domains, reductions and their roles, persistent buffers, storage, segmentation."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which dims cannot share one loop with all their readers, because a reduction must finish between two of them.
 
-Every value starts with loops of its own. Going from results to arguments, the loop of a dim is joined with the loops of
-the dims that read it, unless one reader runs before a reduction of that loop (or shares a loop with something that does)
-and another runs after it (or shares a loop with something that does). Because loops are joined transitively, a reader
-that does not depend on the reduction itself but shares its loop with one that does also conflicts.
+Every value starts with loops of its own. Going from results to arguments, the loop of a dim is joined with the loops
+of the dims that read it, unless one reader runs before a reduction of that loop and another runs after it, or shares a
+loop with something that does. Because loops are joined transitively, a reader that does not depend on the reduction
+itself but shares its loop with one that does also conflicts. "Before" and "after" are transitive too: a loop that must
+wait for the results of a second loop runs after what the second loop waits for.
 
 Where a conflict could be blamed on either of two values, the one met last has it. Values are met in an order that keeps
 the one of fewer bytes, and of equals the computed one before the argument.
@@ -16,7 +17,8 @@ import heapq
 from collections.abc import Sequence
 
 from fusedsl.analysis.domains import domain_map, kept_dims
-from fusedsl.analysis.edges import Read, find_reads, is_reduction, is_structure, upstream
+from fusedsl.analysis.edges import Read, find_reads, is_reduction, is_structure, look_through, members, upstream
+from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
 
@@ -100,6 +102,13 @@ class _Loops:
         bits = {r: 1 << i for i, r in enumerate(n.id for n in graph if is_reduction(n))}
         self.before = self._before(bits)
         self.after = [self._after(bits, node_id) for node_id in owner]
+        # Per reduction, those that pass over its rows as it does (not across them), and which of them wait for it.
+        kept = [domain_map(graph).varies[r] for r in bits]
+        closed = find_reductions(graph).reduced
+        self.alike = [sum(1 << j for j, other in enumerate(closed) if not other & mine) for mine in kept]
+        self.followers = [0] * len(bits)
+        for key in range(len(owner)):
+            self._note_followers(key)
         self.forbidden: list[tuple[int, int]] = []
 
     @staticmethod
@@ -112,10 +121,8 @@ class _Loops:
         return rank, tuple(range(rank))
 
     def _add_reader(self, node: Node, read: Read) -> None:
-        dims: Sequence[int | None] = read.dims
-        if is_structure(node):
-            dims = tuple(None if d is None else read.dims[d] for d in node.attribute("dims"))
-        for position, dim in enumerate(dims):
+        seen = look_through(node, read) if is_structure(node) else read
+        for position, dim in enumerate(seen.dims):
             if dim is not None:
                 key = self.first[node.id] + position
                 readers = self.readers[self.out[read.source][dim]]
@@ -138,6 +145,21 @@ class _Loops:
         above = upstream(self.graph)[node_id]
         return sum(bit for r, bit in bits.items() if r != node_id and above >> r & 1)
 
+    def _note_followers(self, key: int) -> None:
+        for reduction in members(self.after[key]):
+            self.followers[reduction] |= self.before[key] & self.alike[reduction]
+
+    def _awaited(self, reductions: int) -> int:
+        """``reductions`` and all that come after them, one loop waiting for another."""
+        waiting, seen = reductions, 0
+        while waiting:
+            seen |= waiting
+            reached = 0
+            for reduction in members(waiting):
+                reached |= self.followers[reduction]
+            waiting = reached & ~seen
+        return seen
+
     def find(self, key: int) -> int:
         while self.parent[key] != key:
             self.parent[key] = self.parent[self.parent[key]]
@@ -158,9 +180,9 @@ class _Loops:
     def _conflict(self, keys: Sequence[int]) -> bool:
         roots = [self.find(k) for k in keys]
         for i, a in enumerate(roots):
-            for j, b in enumerate(roots):
-                if i != j and self.before[a] & self.after[b]:
-                    return True
+            awaited = self._awaited(self.before[a])
+            if any(i != j and awaited & self.after[b] for j, b in enumerate(roots)):
+                return True
         joined = set(roots)
         return any(
             (x := self.find(a)) != (y := self.find(b)) and x in joined and y in joined for a, b in self.forbidden
@@ -172,3 +194,4 @@ class _Loops:
             self.parent[b] = a
             self.before[a] |= self.before[b]
             self.after[a] |= self.after[b]
+            self._note_followers(a)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain map: which dims of which values are the same loop, and over which loops a value really varies.
 
-Dims linked by elementwise producer-consumer edges form one class (union-find). Dims of extent 1 belong to no class: they
-cost nothing and broadcast against anything. A reduction links its kept dims; the reduced dims stay classes of its input.
-A value that was expanded along a loop has a dim of that class but does not vary over it.
+Dims linked by elementwise producer-consumer edges form one class (union-find). Dims of extent 1 belong to no class:
+they cost nothing and broadcast against anything. A reduction links its kept dims; the reduced dims stay classes of its
+input. A value that was expanded along a loop has a dim of that class but does not vary over it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -83,33 +83,31 @@ def domain_map(graph: Graph) -> DomainMap:
     classes = _Classes()
     dims: list[tuple[int | None, ...]] = []
 
-    def fresh(node: Node) -> tuple[int | None, ...]:
-        return tuple(None if e == 1 else classes.new(e) for e in node.tensor.shape)
-
     for node in graph.nodes:
-        if not node.is_tensor:
-            dims.append(())
-            continue
-        mine = fresh(node)
+        shape = node.tensor.shape if node.is_tensor else ()
+        mine = tuple(None if extent == 1 else classes.new(extent) for extent in shape)
         dims.append(mine)
-        kind = OPS[node.op].kind
-        if kind in (Kind.POINTWISE, Kind.CAST):
-            for source in node.inputs:
-                for a, b in zip(dims[source], mine, strict=True) if graph[source].is_tensor else ():
-                    classes.join(a, b)
-        elif kind is Kind.REINDEX:
-            source_dims = dims[node.inputs[0]]
-            for mine_dim, source_dim in zip(mine, node.attribute("dims"), strict=True):
+        for source, read in _reads(graph, node):
+            for mine_dim, source_dim in zip(mine, read, strict=True):
                 if source_dim is not None:
-                    classes.join(source_dims[source_dim], mine_dim)
-        elif kind is Kind.REDUCTION:
-            rank = graph[node.inputs[0]].tensor.rank
-            for mine_dim, source_dim in zip(mine, kept_dims(node, rank), strict=True):
-                classes.join(dims[node.inputs[0]][source_dim], mine_dim)
+                    classes.join(dims[source][source_dim], mine_dim)
     roots = sorted({classes.find(c) for found in dims for c in found if c is not None})
     index = {root: i for i, root in enumerate(roots)}
     numbered = tuple(tuple(None if c is None else index[classes.find(c)] for c in found) for found in dims)
     return DomainMap(numbered, tuple(classes.extent[root] for root in roots), _varying(graph, numbered))
+
+
+def _reads(graph: Graph, node: Node) -> list[tuple[int, Sequence[int | None]]]:
+    """Every tensor operand, with the dim of it that each dim of the node reads."""
+    match OPS[node.op].kind:
+        case Kind.POINTWISE | Kind.CAST:
+            return [(i, range(node.tensor.rank)) for i in node.inputs if graph[i].is_tensor]
+        case Kind.REINDEX:
+            return [(node.inputs[0], node.attribute("dims"))]
+        case Kind.REDUCTION:
+            return [(node.inputs[0], kept_dims(node, graph[node.inputs[0]].tensor.rank))]
+        case _:
+            return []
 
 
 def _varying(graph: Graph, dims: tuple[tuple[int | None, ...], ...]) -> tuple[frozenset[int], ...]:
@@ -117,7 +115,9 @@ def _varying(graph: Graph, dims: tuple[tuple[int | None, ...], ...]) -> tuple[fr
     found: list[frozenset[int]] = []
     for node in graph.nodes:
         kind = OPS[node.op].kind
-        if not node.is_tensor or kind is Kind.FACTORY:
+        if node.op == "iota":
+            found.append(frozenset({dims[node.id][node.attribute("dim")]} - {None}))
+        elif not node.is_tensor or kind is Kind.FACTORY:
             found.append(frozenset())
         elif kind in (Kind.INPUT, Kind.OPAQUE):
             found.append(frozenset(c for c in dims[node.id] if c is not None))

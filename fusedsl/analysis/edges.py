@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who reads whom: sets of nodes as bit masks, and reads that look through broadcasts and permutations.
 
-A ``reindex`` moves no data, so it neither holds a value nor computes one: its readers read its source. The ``size`` of a
-tensor is known without its data, so it is no dependence either.
+A ``reindex`` moves no data, so it neither holds a value nor computes one: its readers read its source. The ``size`` of
+a tensor is known without its data, so it is no dependence either.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def is_reduction(node: Node) -> bool:
     return OPS[node.op].kind is Kind.REDUCTION
 
 
+def look_through(node: Node, read: Read) -> Read:
+    """What reading a ``reindex`` of ``read`` means."""
+    return Read(read.source, tuple(None if d is None else read.dims[d] for d in node.attribute("dims")))
+
+
 @functools.lru_cache(maxsize=256)
 def find_reads(graph: Graph) -> tuple[tuple[Read, ...], ...]:
     """Per node its tensor operands, with every ``reindex`` between looked through."""
@@ -47,8 +52,7 @@ def find_reads(graph: Graph) -> tuple[tuple[Read, ...], ...]:
         tensors = [i for i in data_inputs(node) if graph[i].is_tensor]
         reads.append(tuple(seen[i] for i in tensors))
         if is_structure(node):
-            source = seen[tensors[0]]
-            seen.append(Read(source.source, tuple(None if d is None else source.dims[d] for d in node.attribute("dims"))))
+            seen.append(look_through(node, seen[tensors[0]]))
         else:
             rank = node.tensor.rank if node.is_tensor else 0
             seen.append(Read(node.id, tuple(range(rank))))

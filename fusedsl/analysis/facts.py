@@ -10,7 +10,7 @@ import attrs
 
 from fusedsl.analysis.budgets import Device, has_high_bandwidth
 from fusedsl.analysis.domains import class_sizes, domain_map
-from fusedsl.analysis.edges import downstream, upstream
+from fusedsl.analysis.edges import downstream, find_reads, is_structure, upstream
 from fusedsl.analysis.liveness import (
     KeptValue,
     broadcast_over_rows,
@@ -157,7 +157,9 @@ def analyse(graph: Graph, layouts: Mapping[int, TensorLayout], device: Device) -
     if is_mixed:
         storage = plan_inner_outer_storage(kept, outer_bytes, over_rows, sizes, results, device)
     elif kind is ReductionType.INNER:
-        storage = plan_inner_storage(kept, kept_bytes, sizes, results, device, is_3d=is_3d, inputs=graph.inputs)
+        storage = plan_inner_storage(
+            kept, lambda some: live_bytes(graph, some, sizes), sizes, results, device, is_3d=is_3d, inputs=graph.inputs
+        )
     return Facts(
         graph,
         kind,
@@ -231,21 +233,37 @@ def _names(facts: Facts, nodes: tuple[int, ...]) -> str:
     return ", ".join(facts.graph[i].name for i in nodes)
 
 
+def _sources(facts: Facts, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """The nodes that compute these values: broadcasts are looked through."""
+    reads = find_reads(facts.graph)
+    found = (reads[i][0].source if is_structure(facts.graph[i]) else i for i in nodes)
+    return tuple(dict.fromkeys(found))
+
+
+def _defined(facts: Facts, node_id: int) -> str:
+    """The name of a value, and how it is computed where the name is not the user's."""
+    node = facts.graph[node_id]
+    if not node.name.startswith("_"):
+        return node.name
+    operands = _sources(facts, tuple(i for i in node.inputs if facts.graph[i].is_tensor))
+    return f"{node.name} = {node.op}({_names(facts, operands)})"
+
+
 def _role_text(facts: Facts, role: ReductionRole) -> str:
     words = ["inner" if role.innermost else "outer"]
     words += ["reference"] if role.reference else ["follower"]
     words += ["normalization"] if role.normalization else []
     words += ["terminal"] if role.terminal else []
-    return f"{facts.graph[role.node].name}: {', '.join(words)}, pass {role.stage + 1}"
+    return f"{_defined(facts, role.node)}: {', '.join(words)}, pass {role.stage + 1}"
 
 
 def _buffer_text(facts: Facts, index: int) -> str:
     buffer = facts.buffers[index]
-    node = facts.graph[buffer.node]
     dtype = stored_dtypes(facts.graph)[buffer.node]
     assert dtype is not None
     size = KeptValue(buffer.node, buffer.classes, dtype.itemsize, ()).bytes(facts.class_sizes)
-    text = f"{node.name}: {size} bytes ({dtype_name(dtype)}), resolved at {_names(facts, buffer.resolution_points)}"
+    points = _names(facts, buffer.resolution_points)
+    text = f"{_defined(facts, buffer.node)}: {size} bytes ({dtype_name(dtype)}), resolved at {points}"
     if buffer.node in facts.derived:
         text += f"; not kept, computed from {_names(facts, facts.derived[buffer.node])}"
     if buffer.node in facts.over_rows:
@@ -259,7 +277,7 @@ def _recompute_text(facts: Facts, recompute: Recompute) -> str:
         return f"{name} is not projectable: {recompute.refusal.reason}"
     text = f"{name} from {_names(facts, recompute.inputs)}"
     if recompute.restarts:
-        text += f" and the row scalars {_names(facts, recompute.restarts)}"
+        text += f" and the row scalars {_names(facts, _sources(facts, recompute.restarts))}"
     return text
 
 

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes of a row are kept at once: the largest sum over the points of the program.
 
-A buffer is live at every value on a path from it to its resolution points, but not at itself: what is read last to produce
-it can be overwritten. Buffers of independent branches are assumed not to overlap.
+A buffer is live at every value on a path from it to its resolution points, but not at itself: what is read last to
+produce it can be overwritten. Buffers of independent branches are assumed not to overlap.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
 from fusedsl.analysis.domains import domain_map
-from fusedsl.analysis.edges import between, find_reads, members
+from fusedsl.analysis.edges import between, is_reduction, is_structure, members
 from fusedsl.analysis.persistent import find_persistent_buffers
 from fusedsl.analysis.projection import find_derived, find_recomputes
+from fusedsl.analysis.reductions import find_reductions
 from fusedsl.analysis.storage_dtype import stored_bytes
 from fusedsl.graph.graph import Graph
 
@@ -62,7 +63,7 @@ def plain_values(graph: Graph) -> tuple[KeptValue, ...]:
 
 @functools.lru_cache(maxsize=256)
 def projected_values(graph: Graph) -> tuple[KeptValue, ...]:
-    """What is kept with projection: arguments of projectable buffers, and the other buffers; empty if none is projectable."""
+    """What is kept with projection: arguments of projectable buffers, and the other buffers; empty without any."""
     buffers = find_persistent_buffers(graph)
     recomputes = find_recomputes(graph)
     if not any(r.projectable for r in recomputes):
@@ -111,22 +112,15 @@ def outer_partial_bytes(graph: Graph, outer: Iterable[int], class_sizes: Sequenc
 
 @functools.lru_cache(maxsize=256)
 def broadcast_over_rows(graph: Graph, reduction: int) -> frozenset[int]:
-    """Values read by ops of a row that vary over the reduced loops but over none of the kept ones, as weights do.
+    """Values that all rows share, as weights are: they vary over reduced loops only and depend on no reduction.
 
     Args:
         graph: any graph.
         reduction: the inner reduction that decides what a row is.
     """
     varies = domain_map(graph).varies
-    source = graph[reduction].inputs[0]
     kept = varies[reduction]
-    row = varies[source] - kept
-    if not kept:
-        return frozenset()
-    found = set()
-    for node, reads in zip(graph, find_reads(graph), strict=True):
-        for read in reads:
-            mine = varies[read.source]
-            if mine and mine <= row and varies[node.id] & kept:
-                found.add(read.source)
-    return frozenset(found)
+    row = varies[graph[reduction].inputs[0]] - kept
+    stage = find_reductions(graph).stage
+    shared = (n.id for n in graph if not is_structure(n) and not is_reduction(n) and stage[n.id] == 0)
+    return frozenset(i for i in shared if kept and varies[i] and varies[i] <= row)

@@ -175,7 +175,7 @@ def check_broadcasts(graph: Graph) -> Refusal | None:
 
 
 def _vouched(graph: Graph, node_id: int, cls: int, feeds: int) -> bool:
-    """True if ``node_id``, or something computed from it over ``cls``, reads a value above a reduction that has ``cls``."""
+    """True if ``node_id``, or something computed from it over ``cls``, reads a value with ``cls`` above a reduction."""
     varies = domain_map(graph).varies
     above = 0
     for reader in members(downstream(graph)[node_id]):
@@ -190,7 +190,7 @@ def check_nesting(graph: Graph, order: Sequence[int]) -> Refusal | None:
     for reduction in find_reductions(graph).nodes:
         real = varies[graph[reduction].inputs[0]]
         kinds = [c in _reduced(graph, reduction) for c in order if c in real]
-        if kinds != sorted(kinds) and kinds != sorted(kinds, reverse=True) or len(set(kinds)) != 2:
+        if (kinds != sorted(kinds) and kinds != sorted(kinds, reverse=True)) or len(set(kinds)) != 2:
             reason = (
                 f"{graph[reduction].name} has kept and reduced loops mixed; "
                 "beside one of the other type its reduced loops must lie all inside or all outside the kept ones"

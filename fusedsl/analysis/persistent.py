@@ -18,6 +18,7 @@ from fusedsl.analysis.reductions import find_reductions
 from fusedsl.analysis.resolution import find_resolution_points
 from fusedsl.analysis.storage_dtype import stored_bytes
 from fusedsl.graph.graph import Graph
+from fusedsl.graph.ops import OPS, Kind
 
 
 @attrs.frozen
@@ -57,6 +58,8 @@ def find_persistence(graph: Graph) -> PersistentBuffers:
     buffers = []
     not_cacheable = []
     for node_id, classes in sorted(find_conflicts(graph, stored_bytes(graph)).items()):
+        if OPS[graph[node_id].op].kind is Kind.FACTORY:
+            continue  # positions are made again at no cost
         if not is_cacheable(graph, node_id):
             not_cacheable.append(node_id)
         elif points := find_resolution_points(graph, node_id):
@@ -72,7 +75,7 @@ def find_persistent_buffers(graph: Graph) -> tuple[PersistentBuffer, ...]:
 def is_cacheable(graph: Graph, node_id: int) -> bool:
     """True if the next reductions below a value close all or none of its loops of theirs.
 
-    All loops of a reduction are spread over threads as one; a value with some of them lies differently from its readers.
+    All loops of a reduction are spread over threads as one; a value with some of them lies otherwise than its readers.
     """
     found = find_reductions(graph)
     closed = dict(zip(found.nodes, found.reduced, strict=True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Projection: keeping the arguments a persistent buffer is computed from, or the buffers before it, in its place.
 
-A buffer can be projected to arguments if computing it again needs no reduction over its loops. Results of reductions that
-do not vary over those loops are free: one scalar a row, from which the computation starts again.
+A buffer can be projected to arguments if computing it again needs no reduction over its loops. Results of reductions
+that do not vary over those loops are free: one scalar a row, from which the computation starts again.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def decide_projection(
         recomputes: of all persistent buffers.
         plain_bytes: what a row takes without projection.
         projected_bytes: what it takes with it; 0 if nothing can be projected.
-        storage_bytes: the most that one multiprocessor can keep of a row; None where that does not decide (inner-outer).
+        storage_bytes: the most that one multiprocessor can keep of a row; None where that does not decide.
         inner: the kernel only reduces the innermost loop.
         high_bandwidth: the device has much memory bandwidth for its arithmetic.
         size_check: whether arguments that take more than the buffers rule projection out.

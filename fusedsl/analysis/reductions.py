@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of a graph: which loops they close, the stage of every value, whether they agree, and their type and roles.
+"""Reductions of a graph: which loops they close, the stage of every value, whether they agree, and their type.
 
 Types depend on memory, not on axis numbers: ``sum(x, 0)`` of a transposed tensor reduces its innermost loop.
 """
@@ -100,7 +100,7 @@ def reduction_type(graph: Graph, order: Sequence[int]) -> ReductionType:
 
 
 def reference_reduction(graph: Graph, order: Sequence[int]) -> int:
-    """The reduction that decides the tiles of all others: the first inner one of an inner-outer graph, else the first."""
+    """The reduction that decides the tiles of all others: the first, or the first inner one of an inner-outer graph."""
     nodes = find_reductions(graph).nodes
     if reduction_type(graph, order) is ReductionType.INNER_OUTER:
         return next(r for r in nodes if reduces_innermost(graph, r, order))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolution points of a persistent buffer: results where a path from it that avoids reductions meets a path through one.
+"""Resolution points of a persistent buffer: where a path from it that avoids reductions meets a path through one.
 
-The buffer must be kept at least until its last resolution point. The forward walk is tried first; where no single op sees
-both sides (issue 1123: the two meet only by sharing a third value) the walk in both directions finds the point.
+The buffer must be kept at least until its last resolution point. The forward walk is tried first; where no single op
+sees both sides (they meet only by sharing a third value) the walk in both directions finds the point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find_resolution_points(graph: Graph, buffer: int) -> tuple[int, ...]:
 
 
 def resolve_forward(graph: Graph, buffer: int) -> tuple[int, ...]:
-    """Results of ops that read both something computed from ``buffer`` and something computed from a later reduction."""
+    """Results of ops that read both something computed from ``buffer`` and something from a later reduction."""
     reduced: set[int] = set()
     carried = {buffer}
     points: list[int] = []

@@ -8,7 +8,8 @@ that needs one has its own copy, so what crosses a boundary is the narrow, unexp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 
 import attrs
 
@@ -47,11 +48,9 @@ def is_view(graph: Graph, node_id: int) -> bool:
     return node.op == "input" and node.id != node_id
 
 
-def extract(graph: Graph, members: Iterable[int], outputs: Iterable[int] | None = None) -> Subgraph:
-    """The subgraph that computes ``members`` and the copied nodes they need.
-
-    ``outputs`` defaults to the members that the rest of the graph (or the caller) reads.
-    """
+@functools.lru_cache(maxsize=1024)
+def extract(graph: Graph, members: tuple[int, ...]) -> Subgraph:
+    """The subgraph that computes ``members`` and the copied nodes they need; its outputs are what others read."""
     inside = set(members)
     needed: set[int] = set()
     stack = list(inside)
@@ -63,12 +62,11 @@ def extract(graph: Graph, members: Iterable[int], outputs: Iterable[int] | None 
         node = graph[current]
         stack.extend(i for i in node.inputs if _expands(graph, inside, i))
     leaves = {i for n in needed for i in graph[n].inputs if i not in needed}
-    if outputs is None:
-        users = graph.users()
-        read_outside = {
-            m for m in inside if any(u not in inside and not _only_copied(graph, users, u, inside) for u in users[m])
-        }
-        outputs = [m for m in sorted(inside) if m in read_outside or m in graph.outputs]
+    users = graph.users()
+    read_outside = {
+        m for m in inside if any(u not in inside and not _only_copied(graph, users, u, inside) for u in users[m])
+    }
+    outputs = [m for m in sorted(inside) if m in read_outside or m in graph.outputs]
     nodes: list[Node] = []
     origin: list[int] = []
     renumber: dict[int, int] = {}
@@ -129,7 +127,7 @@ def find_segments(graph: Graph, accept: Accept) -> list[tuple[int, ...]]:
     if not nodes:
         return []
     opaque = [n for n in nodes if OPS[graph[n].op].kind is Kind.OPAQUE]
-    if not opaque and accept(extract(graph, nodes)):
+    if not opaque and accept(extract(graph, tuple(nodes))):
         return [tuple(nodes)]
     return _merge(graph, nodes, set(opaque), accept)
 

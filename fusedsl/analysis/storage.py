@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -96,7 +96,7 @@ def uses_shared(device: Device) -> bool:
 
 def plan_inner_storage(
     values: tuple[KeptValue, ...],
-    live: int,
+    live_at_once: Callable[[tuple[KeptValue, ...]], int],
     class_sizes: Sequence[int],
     result_itemsizes: tuple[int, ...],
     device: Device,
@@ -108,7 +108,7 @@ def plan_inner_storage(
 
     Args:
         values: what is kept of a row.
-        live: the most bytes of them at once.
+        live_at_once: the most bytes that some of them take at once.
         class_sizes: the extent of every class.
         result_itemsizes: bytes of the results of the reductions.
         device: the GPU.
@@ -116,42 +116,41 @@ def plan_inner_storage(
         inputs: nodes that can be copied from global to shared memory without passing through registers.
     """
     nodes = tuple(v.node for v in values)
+    live = live_at_once(values)
     shared = not is_3d and uses_shared(device)
     available = single_sm_bytes(values, class_sizes, result_itemsizes, device, shared=shared)
     if live <= REGISTER_BYTES:
         reason = f"{live} bytes a row fit the {REGISTER_BYTES} of registers"
         return Storage(StorageClass.REGISTERS, nodes, (), live, 0, 1, available, reason)
-    if shared and live <= available:
-        moved = _move_to_shared(values, live, class_sizes, frozenset(inputs))
+    if shared:
+        moved = _move_to_shared(values, live_at_once, class_sizes, frozenset(inputs))
         smem = sum(rounded_smem_bytes(v.numel(class_sizes), v.itemsize) for v in moved)
-        in_shared = tuple(v.node for v in moved)
-        left = max(live - sum(v.bytes(class_sizes) for v in moved), 0)
-        reason = f"{live} bytes a row exceed the {REGISTER_BYTES} of registers and fit shared memory"
-        kept = tuple(n for n in nodes if n not in in_shared)
-        return Storage(StorageClass.SHARED, kept, in_shared, left, smem, 1, available, reason)
+        if smem + reduction_workspace_bytes(result_itemsizes) + STATIC_SMEM_BYTES <= device.smem_per_block_optin:
+            kept = tuple(v for v in values if v not in moved)
+            reason = f"{live} bytes a row exceed the {REGISTER_BYTES} of registers and fit with shared memory"
+            places = tuple(v.node for v in kept), tuple(v.node for v in moved)
+            return Storage(StorageClass.SHARED, *places, live_at_once(kept), smem, 1, available, reason)
     largest = 1 if is_3d else device.max_cluster
-    if live <= available * largest:
+    if live <= available * largest and largest > 1:
         cluster = min(_pow2_at_least(ceil_div(live, CLUSTER_BLOCK_BYTES)), largest)
         reason = f"{live} bytes a row are spread over {cluster} blocks"
         return Storage(StorageClass.CLUSTER, nodes, (), live, 0, cluster, available * largest, reason)
-    reason = f"{live} bytes a row exceed the {available * largest} that {_holders(largest)} can keep"
+    holder = "one block" if largest == 1 else f"a cluster of {largest} blocks"
+    reason = f"{live} bytes a row exceed the {available * largest} that {holder} can keep"
     return Storage(StorageClass.STREAMED, (), (), 0, 0, 1, available * largest, reason)
 
 
-def _holders(cluster: int) -> str:
-    return "one block" if cluster == 1 else f"a cluster of {cluster} blocks"
-
-
 def _move_to_shared(
-    values: tuple[KeptValue, ...], live: int, class_sizes: Sequence[int], inputs: frozenset[int]
+    values: tuple[KeptValue, ...],
+    live_at_once: Callable[[tuple[KeptValue, ...]], int],
+    class_sizes: Sequence[int],
+    inputs: frozenset[int],
 ) -> list[KeptValue]:
-    """As few values as bring the rest into registers: arguments first (their copies are asynchronous), then large ones."""
+    """As few values as bring the rest into registers: arguments first (copied asynchronously), then large ones."""
     moved: list[KeptValue] = []
-    for value in sorted(values, key=lambda v: (v.node not in inputs, -v.bytes(class_sizes), v.node)):
-        if live <= REGISTER_BYTES:
-            break
-        moved.append(value)
-        live -= value.bytes(class_sizes)
+    rest = sorted(values, key=lambda v: (v.node not in inputs, -v.bytes(class_sizes), v.node))
+    while rest and live_at_once(tuple(sorted(rest, key=lambda v: v.node))) > REGISTER_BYTES:
+        moved.append(rest.pop(0))
     return moved
 
 

@@ -17,9 +17,9 @@ from fusedsl.graph.types import compute_dtype
 def stored_dtypes(graph: Graph) -> tuple[torch.dtype | None, ...]:
     """Per node, the narrowest dtype that keeps its value exactly; None for host scalars.
 
-    Arguments and explicitly rounded values are kept as they are; other 16-bit floats are not rounded between ops, so they
-    need 32 bits. A cast to a wider dtype is repeated at every use and its narrow source kept, unless the source is an
-    argument: keeping that one is what projection decides.
+    Arguments and explicitly rounded values are kept as they are; other 16-bit floats are not rounded between ops, so
+    they need 32 bits. A cast to a wider dtype is repeated at every use and its narrow source kept, unless the source is
+    an argument: keeping that one is what projection decides.
     """
     found: list[torch.dtype | None] = []
     reads = find_reads(graph)

@@ -31,6 +31,7 @@ from fusedsl.frontend.statements import STATEMENTS
 from fusedsl.frontend.tracer import TraceOptions, Tracer, Walkers
 from fusedsl.frontend.values import SYMBOLIC, Captured, Function, describe, describe_python
 from fusedsl.graph.graph import Graph, Node
+from fusedsl.graph.lower import lower
 from fusedsl.graph.span import FuseError
 
 __all__ = [
@@ -102,7 +103,7 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
     except FuseError as error:
         error.span = error.span or tr.here()
         raise error.with_traceback(None) from None
-    graph = tr.builder.finish(ids)
+    graph = lower(tr.builder.finish(ids))
     guards = tr.captures.finish_guards()
     graph, scalars = _without_unused_numbers(graph, tr.captures.scalars)
     return Trace(graph, tuple(tr.captures.tensors), scalars, outputs, guards, tuple(tr.functions.values()))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over terms that are known to add up to zero: ``x - x.mean(dims)`` times what is constant along ``dims``.
+"""Sums, with constant factors taken out and without terms known to add up to zero.
 
-The gradient of a variance reaches the mean only through such a sum. Leaving it out saves a reduction that waits for another
+Such a term is ``x - x.mean(dims)`` times what is constant along ``dims``: the gradient of a variance reaches the mean only through such a sum. Leaving it out saves a reduction that waits for another
 one, and the noise of a sum whose value is 0.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fusedsl.gradients.expression import Expression, reduce, zeros
+from fusedsl.gradients.expression import Expression, apply, extent, full, reduce, reindex, zeros
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.graph import Node
 from fusedsl.graph.types import Extent, TensorType
@@ -23,7 +23,7 @@ def sum_of(value: Expression, dims: Sequence[int]) -> Expression:
     terms = _terms(value, 1)
     kept = [(sign, term) for sign, term in terms if not is_centred(term, dims)]
     if len(kept) == len(terms):
-        return reduce("sum", value, dims)
+        return _factored(value, dims)
     if not kept:
         shape = tuple(e for d, e in enumerate(value.shape) if d not in dims)
         return zeros(value.builder, TensorType(value.dtype, shape))
@@ -31,7 +31,46 @@ def sum_of(value: Expression, dims: Sequence[int]) -> Expression:
     rest = rest if sign > 0 else -rest
     for sign, term in kept[1:]:
         rest = rest + term if sign > 0 else rest - term
-    return reduce("sum", rest, dims)
+    return _factored(rest, dims)
+
+
+def _factored(value: Expression, dims: Sequence[int]) -> Expression:
+    """The sum over ``dims``, with signs, numbers and factors that are constant along ``dims`` applied after it."""
+    builder, node = value.builder, value.node
+    if node.op == "neg":
+        return -_factored(Expression(builder, node.inputs[0]), dims)
+    if node.op == "reindex" and _is_constant_along(builder, node.id, dims):
+        narrow = _row_factor(builder, node.id, dims)
+        assert narrow is not None
+        for d in dims:
+            narrow = narrow * extent(value, d)
+        return narrow
+    if node.op in ("mul", "div"):
+        inner, factor = node.inputs
+        if node.op == "mul" and _row_factor(builder, inner, dims) is not None:
+            inner, factor = factor, inner
+        narrow = _row_factor(builder, factor, dims) if builder.nodes[inner].is_tensor else None
+        if narrow is not None:
+            return apply(node.op, _factored(Expression(builder, inner), dims), narrow)
+    return reduce("sum", value, dims)
+
+
+def _row_factor(builder: Builder, node_id: int, dims: Sequence[int]) -> Expression | None:
+    """The factor as it applies after the sum over ``dims``; None if it varies along them."""
+    node = builder.nodes[node_id]
+    factor = Expression(builder, node_id)
+    if not node.is_tensor:
+        return factor
+    if node.op not in ("reindex", "full") or not _is_constant_along(builder, node_id, dims):
+        return None
+    shape = node.tensor.shape
+    kept = [d for d in range(len(shape)) if d not in dims]
+    extents = tuple(shape[d] for d in kept)
+    if node.op == "full":
+        return full(Expression(builder, node.inputs[0]), factor.dtype, extents)
+    places = node.attribute("dims")
+    source = Expression(builder, node.inputs[0])
+    return reindex(source, [places[d] for d in kept], extents)
 
 
 def _terms(value: Expression, sign: int) -> list[tuple[int, Expression]]:

@@ -180,6 +180,14 @@ def full(value: Expression, dtype: torch.dtype, shape: Sequence[Extent]) -> Expr
     return Expression(value.builder, value.builder.add("full", (value.id,), TensorType(dtype, tuple(shape))))
 
 
+def extent(value: Expression, dim: int) -> Operand:
+    """The extent of a dim, an int or a host scalar."""
+    found = value.shape[dim]
+    if isinstance(found, int):
+        return found
+    return Expression(value.builder, value.builder.add("size", (value.id,), ScalarType("int"), dim=dim))
+
+
 def zeros(builder: Builder, type_: TensorType) -> Expression:
     """A tensor of zeros."""
     return full(number(builder, 0.0), type_.dtype, type_.shape)

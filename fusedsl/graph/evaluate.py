@@ -108,6 +108,10 @@ class _Evaluation:
                 return torch.full(
                     self._shape(node.tensor.shape), operands[0], dtype=self._dtype(node), device=self.device
                 )
+            case "iota":
+                return self._iota(node)
+            case "gather":
+                return _gather(operands[0], operands[1], node.attribute("dim"))
             case "reindex":
                 return self._reindex(operands[0], node)
             case "cast":
@@ -125,6 +129,11 @@ class _Evaluation:
         if node.op == "size":
             return operands[0].shape[node.attribute("dim")]
         return host_function(node.attribute("function"))(*operands)
+
+    def _iota(self, node: Node) -> torch.Tensor:
+        shape, dim = self._shape(node.tensor.shape), node.attribute("dim")
+        positions = torch.arange(shape[dim], dtype=node.tensor.dtype, device=self.device)
+        return positions.view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
 
     def _cast(self, source: torch.Tensor, node: Node) -> torch.Tensor:
         if node.attribute("explicit"):
@@ -152,3 +161,10 @@ class _Evaluation:
     def _result(self, tensor: torch.Tensor, node: Node) -> torch.Tensor:
         self._learn(node.tensor, tensor)
         return self._held(tensor)
+
+
+def _gather(source: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """One element of every row; a position outside the row gives some element of it (0 if it is empty)."""
+    if source.shape[dim] == 0:
+        return source.new_zeros(index.shape)
+    return torch.gather(source, dim, index.clamp(0, source.shape[dim] - 1).unsqueeze(dim)).squeeze(dim)

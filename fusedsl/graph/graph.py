@@ -12,7 +12,7 @@ from fusedsl.graph.span import SourceSpan
 from fusedsl.graph.types import ScalarType, TensorType, ValueType
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Node:
     """One operation and its single result; ``id`` is its place in ``Graph.nodes``.
 
@@ -50,7 +50,7 @@ class Node:
         return isinstance(self.type, ScalarType)
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Graph:
     """A function as a list of nodes.
 

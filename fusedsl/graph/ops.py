@@ -21,11 +21,12 @@ class Kind(enum.Enum):
 
     INPUT = "input"  # input, scalar_input
     SCALAR = "scalar"  # host arithmetic on Python numbers
-    FACTORY = "factory"  # full: a tensor made from a scalar
+    FACTORY = "factory"  # full: a tensor made from a scalar; iota: positions along a dim
     REINDEX = "reindex"  # broadcast, squeeze, permute
     CAST = "cast"
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
+    LOOKUP = "lookup"  # gather: one element of a row; rewritten before schedulers see it
     OPAQUE = "opaque"  # run by eager torch
 
 
@@ -73,8 +74,10 @@ for _name, _kind, _arity in [
     ("size", Kind.SCALAR, 1),
     ("scalar", Kind.SCALAR, -1),
     ("full", Kind.FACTORY, 1),
+    ("iota", Kind.FACTORY, 0),
     ("reindex", Kind.REINDEX, 1),
     ("cast", Kind.CAST, 1),
+    ("gather", Kind.LOOKUP, 2),
     ("opaque", Kind.OPAQUE, -1),
     ("item", Kind.OPAQUE, 1),
 ]:

@@ -81,6 +81,7 @@ _COLOURS = {
     Kind.CAST: "white",
     Kind.POINTWISE: "honeydew",
     Kind.REDUCTION: "orange",
+    Kind.LOOKUP: "khaki",
     Kind.OPAQUE: "lightgrey",
 }
 
@@ -103,4 +104,4 @@ def _quoted(text: str) -> str:
 
 
 # The printer reads the op table and the opaque records, which stand above the graph: it gives Graph its text.
-Graph.__str__ = print_graph  # type: ignore[method-assign]
+Graph.__str__ = print_graph  # type: ignore[assignment]

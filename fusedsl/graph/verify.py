@@ -63,7 +63,8 @@ def _verify_node(graph: Graph, node: Node, row: Op) -> None:
         case Kind.SCALAR:
             _verify_scalar(node, operands)
         case Kind.FACTORY:
-            _require(node, node.is_tensor and operands[0].is_scalar, "full makes a tensor from a host scalar")
+            _require(node, node.is_tensor, f"{node.op} makes a tensor")
+            _verify_factory(node, operands)
         case Kind.REINDEX:
             _require(node, node.is_tensor and operands[0].is_tensor, "reindex takes a tensor")
             _verify_reindex(node, operands[0].tensor)
@@ -76,6 +77,9 @@ def _verify_node(graph: Graph, node: Node, row: Op) -> None:
         case Kind.REDUCTION:
             _require(node, node.is_tensor and operands[0].is_tensor, "a reduction takes a tensor")
             _verify_reduction(node, row, operands[0].tensor)
+        case Kind.LOOKUP:
+            _require(node, all(x.is_tensor for x in (node, *operands)), "gather takes tensors")
+            _verify_gather(node, operands[0].tensor, operands[1].tensor)
         case Kind.OPAQUE:
             if node.op == "item":
                 _require(node, operands[0].op == "opaque", "item reads an opaque op")
@@ -94,6 +98,23 @@ def _verify_scalar(node: Node, operands: list[Node]) -> None:
         _require(node, type(node.attribute("value")).__name__ == node.type.kind, "a constant has the kind of its value")
     else:
         _require(node, all(x.is_scalar for x in operands), "scalar takes host scalars")
+
+
+def _verify_factory(node: Node, operands: list[Node]) -> None:
+    if node.op == "full":
+        _require(node, operands[0].is_scalar, "full makes a tensor from a host scalar")
+        return
+    _require(node, 0 <= node.attribute("dim") < node.tensor.rank, "iota: dim is out of range")
+    _require(node, node.tensor.dtype in (torch.int32, torch.int64), "iota makes int32 or int64")
+
+
+def _verify_gather(node: Node, source: TensorType, index: TensorType) -> None:
+    dim = node.attribute("dim")
+    _require(node, 0 <= dim < source.rank, "gather: dim is out of range")
+    _require(node, index.dtype is torch.int64, "gather takes int64 positions")
+    _require(node, node.tensor.dtype is source.dtype, "gather keeps the dtype")
+    shape = source.shape[:dim] + source.shape[dim + 1 :]
+    _require(node, index.shape == node.tensor.shape == shape, "gather takes one position a row and drops the dim")
 
 
 def _verify_reindex(node: Node, source: TensorType) -> None:

@@ -66,7 +66,14 @@ def environment() -> str:
 
 
 def key(source: KernelSource, arch: str, lineinfo: bool) -> str:
-    """The name of a kernel's entry."""
+    """The name of a kernel's entry.
+
+    Comment lines of the text do not count, so that a user's function may move within its file; with ``lineinfo`` they
+    are part of what the machine code refers to.
+    """
+    if not lineinfo:
+        lines = (line for line in source.text.split("\n") if not line.lstrip().startswith("#"))
+        source = attrs.evolve(source, text="\n".join(lines))
     parts = (attrs.astuple(source), arch, lineinfo, environment())
     return sha256(repr(parts).encode()).hexdigest()
 

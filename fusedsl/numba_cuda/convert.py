@@ -167,6 +167,53 @@ def unpack_halves(builder: ir.IRBuilder, tile: TileType, vector: ir.Value) -> ir
     return build_vector(builder, F32, floats)
 
 
+#: Selectors of ``prmt.b32`` over a word and zeros: the low or the high half to the top, and the word as it is.
+_LOW_TO_TOP, _HIGH_TO_TOP, _WHOLE = 0x1044, 0x3244, 0x3210
+
+
+def _opaque(builder: ir.IRBuilder, value: int, after: ir.Value | None) -> ir.Value:
+    """A 32-bit constant that neither LLVM nor ptxas knows, that two calls do not share, and that is not available
+    before ``after``.
+
+    The running lane's bit of ``activemask`` is always set, which only the hardware knows. A funnel shift by an amount
+    that is zero in the same way adds ``after`` (32 bits) without taking anything from it.
+    """
+    one = "activemask.b32 m; mov.u32 l, %laneid; shr.u32 m, m, l; and.b32 m, m, 1;"
+    if after is None:
+        text = f"{{ .reg .b32 m, l; {one} add.u32 $0, m, {value - 1}; }}"
+        return asm(builder, I32, text, "=r", [], effect=True)
+    text = f"{{ .reg .b32 m, l; {one} sub.u32 l, m, 1; shf.r.wrap.b32 $0, {value}, $1, l; }}"
+    return asm(builder, I32, text, "=r,r", [after], effect=True)
+
+
+def unpack_halves_again(
+    builder: ir.IRBuilder, tile: TileType, vector: ir.Value, after: ir.Value | None = None
+) -> ir.Value:
+    """As `unpack_halves`, by code that the compiler cannot merge with that function's or with another call of this,
+    and cannot begin before ``after`` (32 bits) is known.
+
+    bfloat16 elements are moved by ``prmt.b32`` (PTX ISA ``prmt``) with an opaque selector, at no cost; words of float16
+    elements pass through one before ``cvt.f32.f16``.
+    """
+    lanes = vector_lanes(builder, vector)
+    packed = is_packed(tile.dtype, tile.n)
+    words = lanes if packed else [builder.zext(half, I32) for half in lanes]
+    if tile.dtype == bfloat16:
+        places = (_LOW_TO_TOP, _HIGH_TO_TOP) if packed else (_LOW_TO_TOP,)
+        selectors = [_opaque(builder, place, after) for place in places]
+        moved = [_permute(builder, word, selector) for word in words for selector in selectors]
+        return build_vector(builder, F32, [builder.bitcast(word, F32) for word in moved])
+    whole = _opaque(builder, _WHOLE, after)
+    again = [_permute(builder, word, whole) for word in words]
+    if not packed:
+        again = [builder.trunc(word, I16) for word in again]
+    return unpack_halves(builder, tile, build_vector(builder, again[0].type, again))
+
+
+def _permute(builder: ir.IRBuilder, word: ir.Value, selector: ir.Value) -> ir.Value:
+    return asm(builder, I32, "prmt.b32 $0, $1, 0, $2;", "=r,r,r", [word, selector])
+
+
 def round_halves(builder: ir.IRBuilder, vector: ir.Value, dtype: DType) -> ir.Value:
     """A tile of 16-bit floats from a float32 vector, rounded to nearest even (``cvt.rn``)."""
     name = "bf16" if dtype == bfloat16 else "f16"

@@ -4,9 +4,21 @@
 from __future__ import annotations
 
 from fusedsl.numba_cuda.dtypes import DTYPES
-from fusedsl.numba_cuda.intrinsics import atomic, barrier, convert, gather, index, math, memory, reduce, shared, shuffle
+from fusedsl.numba_cuda.intrinsics import (
+    atomic,
+    barrier,
+    convert,
+    fast_math,
+    gather,
+    index,
+    math,
+    memory,
+    reduce,
+    shared,
+    shuffle,
+)
 
-_FAMILIES = (index, memory, gather, convert, math, reduce, shuffle, shared, barrier, atomic)
+_FAMILIES = (index, memory, gather, convert, math, fast_math, reduce, shuffle, shared, barrier, atomic)
 
 #: Name in kernel text -> dtype marker or kernel function.
 NAMES: dict[str, object] = {

@@ -59,7 +59,8 @@ def link(name: str, ltoir: bytes, options: tuple[str, ...], *, ptx: bool = False
     """
     from cuda.bindings import nvjitlink  # noqa: PLC0415 (heavy, and not needed for cached kernels)
 
-    flags = [*options, "-verbose", *(["-ptx"] if ptx else [])]
+    # With its cache on, the linker returns an empty log for LTO-IR it has linked before in the process.
+    flags = [*options, "-verbose", "-no-cache", *(["-ptx"] if ptx else [])]
     handle: Any = nvjitlink.create(len(flags), flags)
     try:
         try:

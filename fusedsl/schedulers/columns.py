@@ -64,7 +64,9 @@ class _ColumnWriter:
     def emitter(self, name: str) -> Emitter:
         p = self.params
         tile = TileShape(p.batch, p.vector, self.space.reduced[-1], self.last, p.lines)
-        return Emitter(self.space, tile, name, self.header)
+        emitter = Emitter(self.space, tile, name, self.header)
+        emitter.streaming = True
+        return emitter
 
     def blocks(self) -> int:
         """Blocks along the columns, over all outer kept loops."""

@@ -203,3 +203,46 @@ def combine_in_block(
     for reducer, part in parts:
         reducer.finish(part, vector=False)
     return parts
+
+
+def prepare_cluster(e: Emitter, stages: tuple[tuple[int, ...], ...], warps: int, cluster: int) -> None:
+    """Arm one mbarrier a stage for the partial results that every warp of the cluster will send to this block."""
+    count = len(stages)
+    e.line(f"arrived = mbarriers({count})")
+    with e.block("if thread_x() == 0:"):
+        for index in range(count):
+            e.line(f"mbarrier_init(arrived, {index}, 1)")
+        e.line("mbarrier_fence()")
+        for index, stage in enumerate(stages):
+            size = sum(compute_dtype(e.graph[e.graph[i].inputs[0]].tensor.dtype).itemsize for i in stage)
+            e.line(f"mbarrier_expect(arrived, {index}, {size * warps * cluster})")
+    e.line("cluster_arrive()")
+
+
+def combine_in_cluster(
+    e: Emitter, items: list[tuple[Reducer, Accumulator]], threads: int, cluster: int
+) -> list[tuple[Reducer, Accumulator]]:
+    """Reduce tiles over the threads of all blocks of a cluster and define the results.
+
+    Every warp sends its partial result to every block by an asynchronous remote store; each block waits for all of them
+    on its own mbarrier and adds them in one order, so all blocks find the same bits.
+    """
+    warps = threads // 32
+    stage = e.clusters_combined
+    parts = [(reducer, reducer.warp(reducer.fold(acc, None), 32)) for reducer, acc in items]
+    scratches = [reducer.scratch(warps * cluster) for reducer, _ in parts]
+    if stage == 0:
+        e.line("cluster_wait()")
+    with e.block(f"if lane() < {cluster}:"):
+        for (_, part), scratch in zip(parts, scratches, strict=True):
+            slot = f"cluster_rank() * {warps} + warp()"
+            e.line(f"remote_store_async({scratch.value}, {slot}, {part.value}, lane(), arrived, {stage})")
+    e.line(f"mbarrier_wait(arrived, {stage}, 0)")
+    parts = [
+        (reducer, reducer.fold(reducer.get(scratch, "0", str(warps * cluster)), None, final=True))
+        for (reducer, _), scratch in zip(parts, scratches, strict=True)
+    ]
+    e.clusters_combined += 1
+    for reducer, part in parts:
+        reducer.finish(part, vector=False)
+    return parts

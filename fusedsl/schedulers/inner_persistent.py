@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalisations along the innermost loop: results of reductions meet the row again (layer norm, softmax).
 
-A row stays in registers from its one load to its store. Rows that registers cannot hold are streamed: one pass a stage.
+A row stays in registers from its one load to its store; longer rows in shared memory, of one block or of a cluster. Rows
+that nothing holds are streamed: one pass a stage.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from fusedsl.analysis.domains import domain_map
 from fusedsl.analysis.persistent import find_persistent_buffers
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
+from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import (
     check_agreement,
@@ -19,14 +21,17 @@ from fusedsl.schedulers.checks import (
     check_self_mapping,
     first_refusal,
 )
-from fusedsl.schedulers.rows import RowParams, row_kernels
-from fusedsl.schedulers.space import iteration_space, vector_width
+from fusedsl.schedulers.combine import SPELLINGS
+from fusedsl.schedulers.rows import RowParams, row_kernels, shared_inputs
+from fusedsl.schedulers.space import IterationSpace, iteration_space, vector_width
 
 NAME = "inner_persistent"
 
-#: Elements of a row that one thread may hold in registers, by the number of values it keeps of each element.
-MAX_ELEMENTS_PER_THREAD = 32
-MAX_THREADS = 1024
+#: Longest row that is held in registers, and the elements of it a thread holds.
+REGISTER_ROW = 4096
+ELEMENTS_PER_THREAD = 16
+#: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a multiprocessor).
+SHARED_PART = 32 << 10
 
 
 def can_schedule_compile_time(graph: Graph) -> Refusal | None:
@@ -59,22 +64,56 @@ def _pow2_at_least(n: int) -> int:
 
 
 def compute_heuristics(problem: Problem) -> RowParams:
-    """Threads so that each holds 8 to 32 elements; several short rows a block; streamed when registers do not suffice."""
+    """16 elements a thread, short rows several to a block; longer rows in shared memory, then over a cluster, then streamed."""
     space = iteration_space(problem)
     last = len(space.axes) - 1
     extent = space.axes[last].extent
     vector = vector_width(space, last)
     chunks = max(-(-extent // vector), 1)
-    if len(space.reduced) > 1 or extent > MAX_THREADS * MAX_ELEMENTS_PER_THREAD:
-        threads = min(_pow2_at_least(chunks), 512)
-        batch = max(16 // vector, 1)
-        return RowParams(threads, 1, vector, batch, resident=False, prefetch=False)
+    if len(space.reduced) > 1:
+        return _streamed(chunks, vector)
+    if extent > REGISTER_ROW:
+        return _shared(problem, space, chunks, vector) or _streamed(chunks, vector)
     threads = min(_pow2_at_least(chunks), 32)
-    while threads < MAX_THREADS and -(-chunks // threads) * vector > (8 if threads < 128 else 16 if threads < 256 else 32):
+    while -(-chunks // threads) * vector > ELEMENTS_PER_THREAD:
         threads *= 2
     batch = -(-chunks // threads)
-    rows = max(128 // threads, 1) if space.kept else 1
+    rows = max(64 // threads, 1) if space.kept else 1
     return RowParams(threads, rows, vector, batch, exact=threads * batch * vector == extent)
+
+
+def _streamed(chunks: int, vector: int) -> RowParams:
+    return RowParams(min(_pow2_at_least(chunks), 512), 1, vector, max(16 // vector, 1), "stream", prefetch=False)
+
+
+def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int) -> RowParams | None:
+    """Rows in shared memory: 256 threads, and a cluster wide enough that several blocks fit a multiprocessor."""
+    last = len(space.axes) - 1
+    item = sum(problem.graph[i].tensor.dtype.itemsize for i in shared_inputs(space))
+    narrow = any(problem.graph[i].tensor.dtype.itemsize * vector < 4 for i in shared_inputs(space))
+    if item == 0 or narrow or any(space.strides[i][last] != 1 for i in shared_inputs(space)):
+        return None
+    threads, batch = 256, max(16 // vector, 1)
+    largest = problem.device.max_cluster if not _needs_whole_row(problem) else 1
+    for cluster in (1, 2, 4, 8, 16):
+        if cluster > largest:
+            return None
+        tiles = -(-chunks // (threads * batch * cluster))
+        part_bytes = tiles * threads * batch * vector * item
+        if part_bytes <= (SHARED_PART if cluster < largest else problem.device.smem_per_block_optin - 4096):
+            exact = tiles * threads * batch * cluster == chunks
+            return RowParams(threads, 1, vector, batch, "shared", exact, prefetch=False, cluster=cluster)
+    return None
+
+
+def _needs_whole_row(problem: Problem) -> bool:
+    """Reductions whose partial results cannot be sent as 4-byte words stay within a block."""
+    graph = problem.graph
+    for node_id in find_reductions(graph).nodes:
+        dtype = compute_dtype(graph[graph[node_id].inputs[0]].tensor.dtype)
+        if SPELLINGS[graph[node_id].op].pair or dtype.itemsize != 4:
+            return True
+    return False
 
 
 def schedule(problem: Problem, params: RowParams) -> KernelPlan:

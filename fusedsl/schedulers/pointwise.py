@@ -87,6 +87,7 @@ def _flat(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[st
     step = p.threads * p.vector
     chunk = step * p.batch
     e = Emitter(space, TileShape(p.batch, p.vector, 0, 0, step), name, header)
+    e.streaming = True
     outputs = tuple(dict.fromkeys(space.problem.graph.outputs))
     e.index[0] = "col"
     e.line(f"start = block_x() * {e.constant('CHUNK', chunk)}")
@@ -111,6 +112,7 @@ def _flat(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[st
 def _nested(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[str, ...]) -> KernelPlan:
     last = len(space.axes) - 1
     e = Emitter(space, TileShape(p.batch, p.vector, last - 1, last, p.lines), name, header)
+    e.streaming = True
     columns, lines = p.threads * p.vector, p.lines * p.batch
     column_blocks = -(-space.axes[last].extent // columns)  # a fixed row length: part of the text
     line_blocks = -(-space.axes[last - 1].extent // lines)

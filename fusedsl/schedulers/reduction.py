@@ -84,7 +84,7 @@ def _row_heuristics(space: IterationSpace) -> RowParams:
         split = min(-(-length // (2 * unit)), -(-target // count), 1024)
     if split > 1:
         rows = 1
-    return RowParams(threads, rows, vector, batch, resident=False, prefetch=False, split=split)
+    return RowParams(threads, rows, vector, batch, storage="stream", prefetch=False, split=split)
 
 
 def _column_heuristics(space: IterationSpace) -> ColumnParams:

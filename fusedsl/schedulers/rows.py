@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels whose threads stand along a row: the innermost loop is reduced.
 
-Two forms share this text. *Register*: a row is one tile, loaded once. *Stream*: a pass over the row for every stage of
-reductions and one for the outputs. A block is ``threads`` along the row times ``rows`` rows.
+Three forms share this text. *Register*: a row is one tile, loaded once. *Shared*: the row's inputs are copied to shared
+memory asynchronously, every thread what it will read itself, and each stage passes over them there; a row may be spread
+over the blocks of a cluster. *Stream*: each stage passes over global memory. A block is ``threads`` along the row times
+``rows`` rows.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
+from typing import Literal
 
 import attrs
 
 from fusedsl.analysis.reductions import Reductions, find_reductions
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
-from fusedsl.schedulers.combine import Accumulator, Reducer, combine_in_block
-from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.combine import Accumulator, Reducer, combine_in_block, combine_in_cluster, prepare_cluster
+from fusedsl.schedulers.emit import Emitter, TileShape, dtype_marker
 from fusedsl.schedulers.space import IterationSpace, iteration_space
 
 
@@ -28,10 +31,12 @@ class RowParams:
         rows: rows a block.
         vector: elements of one access.
         batch: accesses a thread has in flight.
-        resident: the row stays in registers (else it is streamed once a stage).
+        storage: where a row stays between the stages of its reductions: "register", "shared" or "stream" (it does not).
         exact: threads * vector * batch is the row length: nothing is masked.
         prefetch: load every input before the first reduction (weights too).
+        project: keep 16-bit inputs packed across reductions and compute everything else again.
         split: blocks a row is spread over; partial results are finished by a second kernel.
+        cluster: blocks of a cluster that share a row ("shared" only).
         min_blocks: blocks a multiprocessor should hold.
     """
 
@@ -39,10 +44,12 @@ class RowParams:
     rows: int = 1
     vector: int = 1
     batch: int = 1
-    resident: bool = True
+    storage: Literal["register", "shared", "stream"] = "register"
     exact: bool = False
     prefetch: bool = True
+    project: bool = False
     split: int = 1
+    cluster: int = 1
     min_blocks: int | None = None
 
     @property
@@ -80,33 +87,94 @@ class _RowWriter:
     # structure -----------------------------------------------------------------------------------------------------
 
     def whole(self) -> Launch:
-        e = self.emitter(self.name)
-        self.locate_row(e, self.params.rows)
-        if self.params.resident:
-            self.resident_body(e)
-        else:
-            for stage in self.reductions.stages:
-                self.stream_stage(e, stage)
-            self.stream_outputs(e)
-        self.row_outputs(e)
         p = self.params
-        grid = (-(-self.rows // p.rows), 1, 1)
+        e = self.emitter(self.name)
+        self.locate_row(e, p.rows)
+        smem_bytes = 0
+        if p.storage == "register":
+            self.register_body(e)
+        else:
+            if p.storage == "shared":
+                smem_bytes = self.copy_row(e)
+            bounds = self.share(e)
+            for stage in self.reductions.stages:
+                self.stream_stage(e, stage, bounds)
+            self.stream_outputs(e, bounds)
+        self.row_outputs(e)
+        blocks = -(-self.rows // p.rows) * p.cluster
         source = e.source(p.threads * p.rows, p.min_blocks)
-        return e.launch(source, Geometry(grid, (p.threads, p.rows, 1)))
+        return e.launch(source, Geometry((blocks, 1, 1), (p.threads, p.rows, 1), p.cluster, smem_bytes))
+
+    # rows in shared memory -----------------------------------------------------------------------------------------
+
+    def share(self, e: Emitter) -> tuple[str, str] | None:
+        """The columns of this block of the cluster."""
+        return ("begin", "end") if self.params.cluster > 1 else None
+
+    def copy_row(self, e: Emitter) -> int:
+        """Start copying the row's inputs to shared memory; wait for this thread's own copies. Bytes of a block's part."""
+        p, last = self.params, len(self.space.axes) - 1
+        extent = self.space.axes[last].extent
+        tiles = -(-extent // (p.tile * p.cluster))
+        part = tiles * p.tile
+        if p.cluster > 1:
+            share = e.integer("share", part)
+            e.line(f"begin = cluster_rank() * {share}")
+            e.line(f"end = min(begin + {share}, {e.extent(last)})")
+        offset = 0
+        copies = []
+        for node_id in shared_inputs(self.space):
+            dtype = e.graph[node_id].tensor.dtype
+            copies.append((node_id, offset // dtype.itemsize))
+            offset += -(-part * dtype.itemsize // 128) * 128
+        names = {}
+        for node_id, _ in copies:
+            names[node_id] = e.fresh(f"{e.graph[node_id].name}_smem")
+            e.line(f"{names[node_id]} = dynamic_shared({dtype_marker(e.graph[node_id].tensor.dtype)}, 0)")
+        with self.loops(e, self.share(e)):
+            for node_id, base in copies:
+                batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
+                slot = self.slot(e, node_id, base)
+                pointer, at = e.pointer(node_id), e.offset(node_id)
+                vector = e.constant("VECTOR", p.vector)
+                e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
+        e.line("async_commit()")
+        if p.cluster > 1:
+            prepare_cluster(e, self.reductions.stages, p.threads // 32, p.cluster)
+        e.line("async_wait(0)")
+        for node_id, base in copies:
+            e.reader[node_id] = lambda node_id=node_id, base=base: self.read_shared(e, node_id, names[node_id], base)
+        return offset
+
+    def slot(self, e: Emitter, node_id: int, base: int) -> str:
+        """Index of the thread's columns in the shared copy of an input."""
+        place = "col - begin" if self.params.cluster > 1 else "col"
+        if base == 0:
+            return place
+        return f"{e.integer(f'{e.pointer(node_id)[:-4]}_base', base)} + {place}"
+
+    def read_shared(self, e: Emitter, node_id: int, name: str, base: int) -> str:
+        """Text that reads a tile of an input from its shared copy."""
+        batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+        vector = e.constant("VECTOR", e.tile.vector)
+        return f"shared_load_tile({name}, {self.slot(e, node_id, base)}, {batch}, {step}, {vector})"
+
+    # rows in registers ---------------------------------------------------------------------------------------------
 
     def locate_row(self, e: Emitter, rows: int) -> None:
         """Which row this thread works on, and its index on every kept axis."""
         kept = self.space.kept
         if not kept:
             return
-        e.line("row = block_x()" if rows == 1 else f"row = block_x() * {rows} + thread_y()")
+        block = "block_x()" if self.params.cluster == 1 else f"udiv(block_x(), {self.params.cluster})"
+        e.line(f"row = {block}" if rows == 1 else f"row = {block} * {rows} + thread_y()")
         if rows > 1:
             total = e.integer("rows", self.rows)
             e.line(f"live = row < {total}")
             e.line(f"row = row if live else {total} - 1")
         locate(e, kept, "row")
 
-    def resident_body(self, e: Emitter) -> None:
+    def register_body(self, e: Emitter) -> None:
         last = len(self.space.axes) - 1
         self.locate_column(e, None)
         if self.params.prefetch:
@@ -120,9 +188,13 @@ class _RowWriter:
                 operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
                 items.append((reducer, reducer.once(operand, self.positions(e, reducer))))
             combine_in_block(e, items, self.params.threads, self.params.rows)
-        with self.live(e):
-            for node_id in self.full_outputs():
-                e.store(node_id)
+            if self.params.project:
+                e.forget_tiles()
+        outputs = self.full_outputs()
+        if outputs:
+            with self.live(e):
+                for node_id in outputs:
+                    e.store(node_id)
 
     def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
         """The thread's first column, and how many columns are left from there."""
@@ -159,7 +231,6 @@ class _RowWriter:
         self, e: Emitter, stage: tuple[int, ...], bounds: tuple[str, str] | None = None
     ) -> list[tuple[Reducer, Accumulator]]:
         count = e.constant("TILE", e.tile.numel)
-        e.stream_loads = False
         e.hoist(stage)
         reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
         accumulators = [reducer.start(count) for reducer in reducers]
@@ -168,13 +239,15 @@ class _RowWriter:
                 operand = reducer.operand(count, self.mask(e))
                 reducer.step(accumulator, operand, self.positions(e, reducer, base))
         items = list(zip(reducers, accumulators, strict=True))
+        if self.params.cluster > 1:
+            return combine_in_cluster(e, items, self.params.threads, self.params.cluster)
         return combine_in_block(e, items, self.params.threads, self.params.rows)
 
-    def stream_outputs(self, e: Emitter) -> None:
+    def stream_outputs(self, e: Emitter, bounds: tuple[str, str] | None) -> None:
         outputs = self.full_outputs()
         if outputs:
             e.hoist(outputs)
-            with self.live(e), self.loops(e, None):
+            with self.live(e), self.loops(e, bounds):
                 for node_id in outputs:
                     e.store(node_id)
 
@@ -196,6 +269,8 @@ class _RowWriter:
         for node_id in outputs:
             e.value(node_id)
         guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
+        if self.params.cluster > 1:
+            guard += " and begin == 0"
         with e.block(f"if {guard}:"):
             for node_id in outputs:
                 e.store(node_id)
@@ -281,6 +356,11 @@ class _Loops:
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+
+def shared_inputs(space: IterationSpace) -> tuple[int, ...]:
+    """Inputs that vary over the whole row and the rows: what is worth a shared copy. They must be packed along the row."""
+    return tuple(i for i in space.problem.graph.inputs if all(space.strides[i]))
 
 
 def locate(e: Emitter, axes: tuple[int, ...], linear: str) -> None:

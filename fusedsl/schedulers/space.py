@@ -2,7 +2,7 @@
 """The iteration space of a problem: its loops, outermost first, merged where every tensor allows it.
 
 Loops of extent 1 are dropped. Two neighbouring loops of one kind (kept or reduced) merge when every tensor walks them as
-one (``stride[a] == stride[b] * extent[b]``). The result is 1 to 8 axes, each with a stride per tensor; a reduction over
+one (``stride[a] == stride[b] * extent[b]``) and no value is a position along either (``iota``). The result is 1 to 8 axes, each with a stride per tensor; a reduction over
 loops of extent 1 leaves one reduced axis of extent 1.
 """
 
@@ -89,12 +89,14 @@ def iteration_space(problem: Problem) -> IterationSpace:
         reference = strides[max(tensors, key=coverage)]
         order.sort(key=lambda c: -reference[c] if reference[c] else -_NEVER)
     order = [c for c in order if extents[c] != 1]
+    counted = {domains.dims[n.id][n.attribute("dim")] for n in graph if n.op == "iota"}
     groups: list[list[int]] = []
     for cls in order:
         last = groups[-1][-1] if groups else None
         if (
             last is not None
             and (last in reduced) == (cls in reduced)
+            and not {last, cls} & counted
             and all(s[last] == s[cls] * extents[cls] for s in strides.values())
         ):
             groups[-1].append(cls)

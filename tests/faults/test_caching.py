@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import errno
+import shutil
+import tempfile
 import types
+import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusedsl
-from tests.faults.programs import ROOT, run_python
+from fusedsl.config import config
+from fusedsl.numba_cuda import cache
+from fusedsl.numba_cuda.cache import CacheWarning, KernelCache
+from fusedsl.numba_cuda.kernel import CompiledKernel, KernelSource
+from tests.faults.programs import run_python
 from tests.tolerance import assert_matches_eager
 
 SCALE = 2.0
@@ -215,14 +224,88 @@ def test_an_unusable_cache_folder_breaks_nothing(tmp_path: Path) -> None:
     assert "done" in output
 
 
-@pytest.mark.gpu
-def test_many_processes_share_one_cache_folder(tmp_path: Path) -> None:
-    (tmp_path / "main.py").write_text(_COMPILE)
-    environment = {**os.environ, "FUSEDSL_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    for _ in range(2):
-        command = [sys.executable, str(tmp_path / "main.py")]
-        running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(16)]
-        assert ["done" in process.communicate(timeout=180)[0] for process in running] == [True] * 16
+def fake_kernel(number: int) -> tuple[KernelSource, CompiledKernel]:
+    """A kernel that costs nothing to compile, and what compiling it gives."""
+    source = KernelSource(f"k{number}", f"def k{number}():\n    barrier()\n", (), 32)
+    content = bytes([number]) * 100_000
+    return source, CompiledKernel(source.name, "sm_90a", content, 8, 0, 0, 0, "log", content, ("-lto",))
+
+
+def use_cache(folder: str, start: Barrier, round_: str, report: SimpleQueue[str]) -> None:
+    """One of many processes: ask for 8 kernels at the same time as the others and report what went wrong."""
+    config.cache_dir, config.disable_cache = folder, False
+    kernels = KernelCache()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        start.wait(60)
+        try:
+            for number in range(8):
+                if round_ == "deleted" and number == 4:
+                    shutil.rmtree(folder, ignore_errors=True)
+                source, kernel = fake_kernel(number)
+                assert kernels.get(source, "sm_90a", False, lambda kernel=kernel: kernel) == kernel
+        except BaseException as failure:
+            report.put(repr(failure))
+            return
+    report.put("done" if len(caught) <= (0 if round_ == "plain" else 1) else "\n".join(str(w.message) for w in caught))
+
+
+@pytest.mark.parametrize("round_", ["plain", "deleted", "unwritable"])
+def test_many_processes_share_one_cache_folder(tmp_path: Path, round_: str) -> None:
+    """16 processes, 8 kernels each, one folder: whole, deleted half-way by each of them, or not to be written."""
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["fusedsl.numba_cuda.cache"])
+    folder = tmp_path / "kernels"
+    if round_ == "unwritable":
+        (tmp_path / "file").write_text("")
+        folder = tmp_path / "file" / "kernels"
+    for _ in range(20 if round_ == "plain" else 3):
+        start, report = processes.Barrier(16), processes.SimpleQueue()
+        running = [processes.Process(target=use_cache, args=(str(folder), start, round_, report)) for _ in range(16)]
+        for process in running:
+            process.start()
+        assert [report.get() for _ in running] == ["done"] * 16
+        for process in running:
+            process.join(60)
+        if round_ == "plain":
+            assert sum(path.is_file() for path in folder.rglob("*")) == 8
+            shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "cache_dir", str(tmp_path))
+    monkeypatch.setattr(config, "disable_cache", False)
+    (source, kernel), (other_source, other) = fake_kernel(1), fake_kernel(2)
+    KernelCache().get(source, "sm_90a", False, lambda: kernel)
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    kernels = KernelCache()
+    assert kernels.get(source, "sm_90a", False, lambda: other) == kernel
+    with pytest.warns(CacheWarning, match="Read-only file system"):
+        assert kernels.get(other_source, "sm_90a", False, lambda: other) == other
+    assert (kernels.counters.disk_hits, kernels.counters.compilations) == (1, 1)
+
+
+@pytest.mark.parametrize("distribution", ["fusedsl", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"])
+def test_a_new_version_of_a_compiler_is_a_miss(monkeypatch: pytest.MonkeyPatch, distribution: str) -> None:
+    source, _ = fake_kernel(1)
+    version = metadata.version
+    before = cache.key(source, "sm_90a", False)
+
+    def other_version(name: str) -> str:
+        return "999" if name == distribution else version(name)
+
+    cache.environment.cache_clear()
+    monkeypatch.setattr(metadata, "version", other_version)
+    try:
+        assert cache.key(source, "sm_90a", False) != before
+    finally:
+        cache.environment.cache_clear()
+    monkeypatch.undo()
+    assert cache.key(source, "sm_90a", False) == before
 
 
 def test_a_binary_of_another_architecture_is_never_used() -> None:

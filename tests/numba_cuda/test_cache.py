@@ -87,6 +87,13 @@ def test_the_key_holds_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch
     assert len(keys) == 10
 
 
+def test_comment_lines_do_not_count_but_for_line_information() -> None:
+    before = attrs.evolve(SOURCE, text="# a.py\n" + SOURCE.text)
+    after = attrs.evolve(SOURCE, text="# a.py, moved\n" + SOURCE.text)
+    assert key(before, "sm_80", False) == key(after, "sm_80", False) == key(SOURCE, "sm_80", False)
+    assert key(before, "sm_80", True) != key(after, "sm_80", True)
+
+
 def test_disabled_cache_touches_no_folder(folder: Path) -> None:
     config.disable_cache = True
     get(KernelCache())

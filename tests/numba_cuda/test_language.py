@@ -11,28 +11,11 @@ import pytest
 from fusedsl.numba_cuda import build, language
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.interpreter.names import NAMES as INTERPRETED
-from fusedsl.numba_cuda.kernel import CompiledKernel, KernelSource
+from fusedsl.numba_cuda.kernel import KernelSource
 from fusedsl.numba_cuda.linker import CompilationError
+from tests.numba_cuda.support import ARCHITECTURES, compiled, kernel
 
-ARCHITECTURES = ("sm_80", "sm_90a")
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
-
-
-def kernel(body: str, *signature: str, name: str = "k", constants: str = "", threads: int = 128) -> KernelSource:
-    """A kernel of parameters a, b, c... from the lines of its body."""
-    parameters = ", ".join("abcdefghij"[: len(signature)])
-    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
-    return KernelSource(name, f"{constants}\ndef {name}({parameters}):\n{lines}\n", signature, threads)
-
-
-def compiled(source: KernelSource, arch: str = "sm_90a") -> CompiledKernel:
-    """Compile and check what must hold for every kernel."""
-    result = compile_kernel(source, arch)
-    assert result.spill_bytes == 0, result.log
-    assert not re.search(r"C75\d\d", result.log), result.log
-    assert f".target {arch}" in result.ptx
-    assert f".visible .entry {source.name}(" in result.ptx
-    return result
 
 
 def documented_names() -> set[str]:
@@ -114,7 +97,7 @@ UNARY = (
 ).split()
 BINARY = "maximum minimum fmax fmin pow_ fmod remainder atan2 hypot copysign nextafter".split()
 PREDICATES = "isnan isinf isfinite signbit".split()
-FAST = "fast_exp fast_exp2 fast_log fast_log2 fast_reciprocal fast_rsqrt fast_tanh".split()
+FAST = "fast_exp fast_exp2 fast_log fast_log2 fast_reciprocal fast_rsqrt fast_tanh fast_erf".split()
 
 
 def elementwise(dtype: str, names: list[str], two: list[str], predicates: list[str]) -> KernelSource:

@@ -20,7 +20,7 @@ from fusedsl.frontend.callables.table import handles
 from fusedsl.frontend.callables.values import TensorValue, full, is_value, plain_number
 
 
-def _is_plain(
+def is_plain(
     device: Any = None,
     layout: Any = None,
     pin_memory: Any = None,
@@ -45,18 +45,18 @@ def _number(value: Any) -> Any:
 def _enter_like(name: str, value: int) -> None:
     def like(builder: Any, input: Any, *, dtype: Any = None, **options: Any) -> Any:
         source = tensor(input, f"{name}_like")
-        if not _is_plain(**options):
+        if not is_plain(**options):
             return NotImplemented
         return full(builder, value, dtype_argument(dtype) or source.dtype, source.shape)
 
     def new(builder: Any, self: Any, *size: Any, dtype: Any = None, **options: Any) -> Any:
         source = tensor(self, f"new_{name}")
-        if not _is_plain(**options):
+        if not is_plain(**options):
             return NotImplemented
         return full(builder, value, dtype_argument(dtype) or source.dtype, map(extent_of, sizes_argument(size)))
 
     def make(builder: Any, *size: Any, dtype: Any = None, **options: Any) -> Any:
-        if not _is_plain(**options):
+        if not is_plain(**options):
             return NotImplemented
         sizes = options.pop("size", None) or sizes_argument(size)
         return full(builder, value, dtype_argument(dtype) or torch.get_default_dtype(), map(extent_of, sizes))
@@ -74,7 +74,7 @@ for _name, _value in [("zeros", 0), ("ones", 1), ("empty", 0)]:
 @handles("torch.full_like")
 def full_like(builder: Any, input: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     source = tensor(input, "full_like")
-    if not _is_plain(**options):
+    if not is_plain(**options):
         return NotImplemented
     return full(builder, _number(fill_value), dtype_argument(dtype) or source.dtype, source.shape)
 
@@ -84,14 +84,14 @@ def new_full(
     builder: Any, self: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None, **options: Any
 ) -> Any:
     source = tensor(self, "new_full")
-    if not _is_plain(**options):
+    if not is_plain(**options):
         return NotImplemented
     return full(builder, _number(fill_value), dtype_argument(dtype) or source.dtype, map(extent_of, size))
 
 
 @handles("torch.full")
 def torch_full(builder: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
-    if not _is_plain(**options):
+    if not is_plain(**options):
         return NotImplemented
     number = _number(fill_value)
     return full(builder, number, dtype_argument(dtype) or common_dtype(number), map(extent_of, size))
@@ -99,7 +99,7 @@ def torch_full(builder: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any
 
 @handles("torch.scalar_tensor", "torch.tensor", "torch.as_tensor")
 def scalar_tensor(builder: Any, data: Any, *, dtype: Any = None, **options: Any) -> Any:
-    if (not is_value(data) and not isinstance(data, (bool, int, float))) or not _is_plain(**options):
+    if (not is_value(data) and not isinstance(data, (bool, int, float))) or not is_plain(**options):
         return NotImplemented
     if isinstance(data, TensorValue):
         raise OpError("torch.tensor of a tensor copies it to the host first", hint="clone().detach()")

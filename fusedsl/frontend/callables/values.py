@@ -287,6 +287,28 @@ def full(builder: Builder, value: ScalarValue | Number, dtype: torch.dtype, shap
     return TensorValue(builder, builder.add("full", (scalar.id,), TensorType(dtype, tuple(shape))))
 
 
+def iota(builder: Builder, dim: int, dtype: torch.dtype, shape: Iterable[Extent]) -> TensorValue:
+    """A tensor of ``shape`` whose elements are their positions along ``dim``, int32 or int64."""
+    shape_ = tuple(shape)
+    if shape_[dim] == 1:
+        return full(builder, 0, dtype, shape_)
+    return TensorValue(builder, builder.add("iota", (), TensorType(dtype, shape_), dim=dim))
+
+
+def gather(value: TensorValue, index: TensorValue, dim: int) -> TensorValue:
+    """The element at position ``index`` of every row along ``dim``, which the result drops.
+
+    Args:
+        value: any tensor.
+        index: int64, of the shape of ``value`` without ``dim``. A position outside the row gives an undefined number,
+            read from nowhere outside the tensor.
+        dim: counted from 0.
+    """
+    shape = value.shape[:dim] + value.shape[dim + 1 :]
+    node = value.builder.add("gather", (value.id, index.id), TensorType(value.dtype, shape), dim=dim)
+    return TensorValue(value.builder, node)
+
+
 # pointwise ------------------------------------------------------------
 
 _ROUNDING = {torch.float16, torch.bfloat16}

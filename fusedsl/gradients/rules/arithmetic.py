@@ -26,6 +26,8 @@ def sub(site: Site, g: Expression) -> tuple[Flow, ...]:
 
 @rule("mul")
 def mul(site: Site, g: Expression) -> tuple[Flow, ...]:
+    if site.node.inputs[0] == site.node.inputs[1]:
+        return ((g * 2) * site.operand(0),)
     return g * site.operand(1), g * site.operand(0)
 
 
@@ -136,8 +138,7 @@ def copysign(site: Site, g: Expression) -> tuple[Flow, ...]:
 
 @rule("nextafter")
 def nextafter(site: Site, g: Expression) -> tuple[Flow, ...]:
-    equal = apply("eq", site.operand(0), site.operand(1))
-    return masked(g, equal, keep=False), masked(g, equal)
+    return masked(g, apply("eq", site.operand(0), site.operand(1)), keep=False), None
 
 
 # choice -----------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from fusedsl.gradients.expression import Expression, apply
+from fusedsl.gradients.expression import Expression, apply, wide
 from fusedsl.gradients.gradient import masked
 from fusedsl.gradients.patterns import exponential, root_of_squares
 from fusedsl.gradients.rules.table import Flow, Site, Upstream, plus_one, rule
@@ -32,6 +32,11 @@ def rsqrt(site: Site, g: Expression) -> tuple[Flow, ...]:
 @rule("reciprocal")
 def reciprocal(site: Site, g: Expression) -> tuple[Flow, ...]:
     y = site.result
+    below = site.builder.nodes[site.node.inputs[0]]
+    if below.op == "mul" and below.inputs[0] == below.inputs[1]:
+        # 1 / x**2: infinite at 0, where y * y * x would be inf * 0.
+        x = wide(Expression(site.builder, below.inputs[0]))
+        return (Upstream(below.inputs[0], g * (y * -2 / x)),)
     return (-(g * y * y),)
 
 

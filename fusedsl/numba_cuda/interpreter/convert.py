@@ -106,6 +106,15 @@ def cast(tile: Tile | Scalar, dtype: DType) -> Tile:
     return make_tile(dtype, _converter(source.name, dtype.name)(tile.values))
 
 
+def recast(tile: Tile, dtype: DType, after: Tile | None = None) -> Tile:
+    """`cast` of a tile of 16-bit floats to float32; ``after`` only matters to the compiler's order of instructions."""
+    if not isinstance(tile, Tile) or not tile.dtype.is_half or dtype.name != "float32":
+        raise TileMismatch(f"recast of {tile!r} to {dtype}", expected="a tile of 16-bit floats, and float32")
+    if after is not None and (not isinstance(after, Tile) or after.n != 1 or after.dtype.bits != 32):
+        raise TileMismatch(f"recast after {after!r}", expected="a one-element tile of 4 bytes")
+    return cast(tile, dtype)
+
+
 def bitcast(tile: Tile, dtype: DType) -> Tile:
     """The same bits as another dtype of the same width."""
     if tile.dtype.bits != dtype.bits:

@@ -85,6 +85,20 @@ def _binary(name: str, function: Function, *, on_int: bool = False) -> Callable[
     return call
 
 
+def _fast_binary(name: str, function: Function) -> Callable[[Any, Any], Tile]:
+    """The exact value of a function of two operands that the GPU approximates; float32 only."""
+    exact_one = _binary(name, function)
+
+    def call(a: Any, b: Any) -> Tile:
+        for tile in (a, b):
+            if isinstance(tile, Tile) and tile.dtype is not float32:
+                raise _refuse(name, tile, "float32")
+        return exact_one(a, b)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
 def _predicate(name: str, function: Function, *, on_int: bool = False) -> Callable[[Tile], Tile]:
     def call(x: Tile) -> Tile:
         if x.__class__ is not Tile or not (on_int or x.dtype.is_float):
@@ -160,6 +174,7 @@ fast_log2 = _fast("fast_log2", np.log2)
 fast_reciprocal = _fast("fast_reciprocal", np.reciprocal)
 fast_rsqrt = _fast("fast_rsqrt", lambda x: 1.0 / np.sqrt(x))
 fast_tanh = _fast("fast_tanh", np.tanh)
+fast_erf = _fast("fast_erf", _special(torch.special.erf))
 
 isnan = _predicate("isnan", np.isnan)
 isinf = _predicate("isinf", np.isinf)
@@ -176,6 +191,7 @@ remainder = _binary("remainder", _remainder, on_int=True)
 atan2 = _binary("atan2", _in_double(np.arctan2))
 hypot = _binary("hypot", _in_double(np.hypot))
 copysign = _binary("copysign", np.copysign)
+fast_divide = _fast_binary("fast_divide", np.true_divide)
 nextafter = _binary("nextafter", np.nextafter)
 
 

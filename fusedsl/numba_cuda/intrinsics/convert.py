@@ -7,10 +7,10 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from fusedsl.numba_cuda.convert import convert_tile, from_bits, operand, to_bits, wrap
-from fusedsl.numba_cuda.dtypes import boolean
+from fusedsl.numba_cuda.convert import convert_tile, from_bits, operand, to_bits, unpack_halves_again, wrap
+from fusedsl.numba_cuda.dtypes import boolean, float32
 from fusedsl.numba_cuda.intrinsics.memory import check_index
-from fusedsl.numba_cuda.registry import KernelFunction, Typed, is_number, kernel_function, literal, marker
+from fusedsl.numba_cuda.registry import KernelFunction, Typed, is_none, is_number, kernel_function, literal, marker
 from fusedsl.numba_cuda.tile import I1, I64, TileType, build_vector, element_type, elements, from_elements
 
 
@@ -25,6 +25,31 @@ def cast(tile: types.Type, dtype: types.Type) -> Typed:
     if not isinstance(tile, TileType):
         raise TypingError(f"cast takes a tile, not {tile}")
     return TileType(target, tile.n), lambda builder, args: convert_tile(builder, tile, args[0], target)
+
+
+@kernel_function
+def recast(tile: types.Type, dtype: types.Type, after: types.Type = None) -> Typed:
+    """The float32 values of a tile of 16-bit floats, as `cast`, computed again where the kernel says so.
+
+    The compiler takes it for another computation than `cast` or an earlier `recast` (``prmt.b32`` with a selector it
+    cannot know), so it does not keep their float32 values, which need twice the registers of the tile.
+
+    Args:
+        after: a one-element tile of 4 bytes (a reduction's result); nothing of the conversion, and of what depends on
+            it, begins before it is known.
+    """
+    if not isinstance(tile, TileType) or not tile.dtype.is_half or marker(dtype) != float32:
+        raise TypingError(f"recast takes a tile of 16-bit floats to float32, not {tile} to {dtype}")
+    if not is_none(after) and not (isinstance(after, TileType) and after.n == 1 and after.dtype.bits == 32):
+        raise TypingError(f"recast waits for a one-element tile of 4 bytes, not {after}")
+
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> ir.Value:
+        bits = None
+        if isinstance(after, TileType):
+            bits = to_bits(builder, after.dtype, elements(builder, after, args[2])[0])
+        return unpack_halves_again(builder, tile, args[0], bits)
+
+    return TileType(float32, tile.n), emit
 
 
 @kernel_function
@@ -98,4 +123,4 @@ def spread(t: types.Type, vector: types.Type) -> Typed:
     )
 
 
-FUNCTIONS: tuple[KernelFunction, ...] = (cast, bitcast, full, iota, chunk_mask, repeat, spread)
+FUNCTIONS: tuple[KernelFunction, ...] = (cast, recast, bitcast, full, iota, chunk_mask, repeat, spread)

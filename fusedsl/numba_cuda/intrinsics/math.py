@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise mathematics: full-precision libdevice calls an element, vector instructions where one suffices.
 
-Nothing here flushes subnormals and nothing assumes finite values. The ``fast_`` functions are the documented
-exceptions.
+Nothing here flushes subnormals and nothing assumes finite values. Approximations are in `fast_math`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
 from fusedsl.numba_cuda import scalar_math
-from fusedsl.numba_cuda.convert import asm, common_length, common_tile, operand, zero
-from fusedsl.numba_cuda.dtypes import DType, boolean, float32
+from fusedsl.numba_cuda.convert import common_length, common_tile, operand, zero
+from fusedsl.numba_cuda.dtypes import DType, boolean
 from fusedsl.numba_cuda.operators import VectorRule, binary, per_element, power_rule, remainder_rule
 from fusedsl.numba_cuda.registry import KernelFunction, Typed, is_number, kernel_function
-from fusedsl.numba_cuda.tile import F32, TileType, build_vector, element_type, vector_lanes
+from fusedsl.numba_cuda.tile import TileType, build_vector, element_type, vector_lanes
 
 ScalarRule = Callable[[ir.IRBuilder, DType, ir.Value], ir.Value]
 
@@ -32,7 +31,7 @@ def _function(name: str, doc: str, definition: Callable[..., Typed]) -> KernelFu
     return kernel_function(definition)
 
 
-def _elementwise(name: str, doc: str, rule: ScalarRule, kinds: tuple[str, ...] = ("float",)) -> KernelFunction:
+def elementwise(name: str, doc: str, rule: ScalarRule, kinds: tuple[str, ...] = ("float",)) -> KernelFunction:
     """A function of one tile, by a rule on scalars; the result has the rule's dtype: the tile's, or boolean."""
 
     def definition(x: types.Type) -> Typed:
@@ -48,7 +47,8 @@ def _elementwise(name: str, doc: str, rule: ScalarRule, kinds: tuple[str, ...] =
     return _function(name, doc, definition)
 
 
-def _two(name: str, doc: str, rule: VectorRule, kinds: tuple[str, ...] = ("float",)) -> KernelFunction:
+def two_operand(name: str, doc: str, rule: VectorRule, kinds: tuple[str, ...] = ("float",)) -> KernelFunction:
+    """A function of two operands (tiles, or a tile and a number), by a rule on vectors."""
     return _function(name, doc, binary(name, rule, kinds))
 
 
@@ -162,49 +162,6 @@ def _fmod(builder: ir.IRBuilder, dtype: DType, a: ir.Value, b: ir.Value) -> ir.V
     return builder.srem(a, b) if dtype.kind == "int" else builder.urem(a, b)
 
 
-def _approximate(text: str, scale: float | None = None) -> ScalarRule:
-    """A float32 instruction; ``scale`` multiplies its operand first (after it, for logarithms)."""
-
-    def rule(builder: ir.IRBuilder, dtype: DType, x: ir.Value) -> ir.Value:
-        if dtype != float32:
-            raise TypingError("fast_ functions take float32")
-        after = text.startswith("lg2")
-        if scale is not None and not after:
-            x = builder.fmul(x, ir.Constant(F32, scale))
-        value = asm(builder, F32, f"{text} $0, $1;", "=f,f", [x])
-        return builder.fmul(value, ir.Constant(F32, scale)) if scale is not None and after else value
-
-    return rule
-
-
-_LOG2_E = 1.4426950408889634
-_LN_2 = 0.6931471805599453
-
-#: Approximate functions of float32: instruction, scale, documentation.
-_FAST: dict[str, tuple[str, float | None, str]] = {
-    "fast_exp": (
-        "ex2.approx.f32",
-        _LOG2_E,
-        "e ** x by ``ex2.approx.f32`` of x * log2(e): relative error 2**-22 for abs(x) <= 1, growing as "
-        "abs(x) * 2**-23.5.",
-    ),
-    "fast_exp2": ("ex2.approx.f32", None, "2 ** x by ``ex2.approx.f32``: relative error 2**-22.5."),
-    "fast_log2": (
-        "lg2.approx.f32",
-        None,
-        "log2(x) by ``lg2.approx.f32``: absolute error 2**-22 on (0.5, 2), relative error 2**-22 outside.",
-    ),
-    "fast_log": ("lg2.approx.f32", _LN_2, "log(x) by ``lg2.approx.f32`` times ln 2: errors as of fast_log2."),
-    "fast_reciprocal": ("rcp.approx.f32", None, "1 / x by ``rcp.approx.f32``: 1 ulp."),
-    "fast_rsqrt": ("rsqrt.approx.f32", None, "1 / sqrt(x) by ``rsqrt.approx.f32``: relative error 2**-22.9."),
-    "fast_tanh": (
-        "tanh.approx.f32",
-        None,
-        "tanh(x) by ``tanh.approx.f32``: relative error 2**-11; for 16-bit results only.",
-    ),
-}
-
-
 @kernel_function
 def where(mask: types.Type, a: types.Type, b: types.Type) -> Typed:
     """``a`` where the boolean tile ``mask`` is true, else ``b``; tiles of any dtype, or numbers."""
@@ -262,22 +219,21 @@ def fma(a: types.Type, b: types.Type, c: types.Type) -> Typed:
 FUNCTIONS: tuple[KernelFunction, ...] = (
     where,
     fma,
-    *(_elementwise(name, doc, _nv(nv)) for name, (nv, doc) in _LIBDEVICE.items()),
-    *(_two(name, doc, _nv2(nv)) for name, (nv, doc) in _LIBDEVICE_BINARY.items()),
-    *(_elementwise(name, doc, _approximate(text, scale)) for name, (text, scale, doc) in _FAST.items()),
-    _elementwise("abs_", "Absolute value; the most negative integer stays.", _abs, _NUMBERS),
-    _elementwise("sign", "-1, 0 or 1; 0 for NaN, as torch.", _sign, _NUMBERS),
-    _elementwise("reciprocal", "1 / x, correctly rounded.", _reciprocal),
-    _elementwise("digamma", "Logarithmic derivative of the gamma function.", scalar_math.digamma),
-    _elementwise("isnan", "Boolean tile: NaN.", _isnan),
-    _elementwise("isinf", "Boolean tile: infinite.", _isinf),
-    _elementwise("isfinite", "Boolean tile: neither infinite nor NaN.", _isfinite),
-    _elementwise("signbit", "Boolean tile: the sign bit is set.", _signbit, ("int", "float")),
-    _two("maximum", "Larger of two; NaN propagates.", _extremum(True), _NUMBERS),
-    _two("minimum", "Smaller of two; NaN propagates.", _extremum(False), _NUMBERS),
-    _two("fmax", "Larger of two; NaN loses.", _number_extremum("fmax", True), _NUMBERS),
-    _two("fmin", "Smaller of two; NaN loses.", _number_extremum("fmin", False), _NUMBERS),
-    _two("pow_", "a ** b; an integer to a negative power is 0, except 1 and -1.", power_rule, _NUMBERS),
-    _two("fmod", "Remainder with the dividend's sign.", _fmod, _NUMBERS),
-    _two("remainder", "Remainder with the divisor's sign.", remainder_rule, _NUMBERS),
+    *(elementwise(name, doc, _nv(nv)) for name, (nv, doc) in _LIBDEVICE.items()),
+    *(two_operand(name, doc, _nv2(nv)) for name, (nv, doc) in _LIBDEVICE_BINARY.items()),
+    elementwise("abs_", "Absolute value; the most negative integer stays.", _abs, _NUMBERS),
+    elementwise("sign", "-1, 0 or 1; 0 for NaN, as torch.", _sign, _NUMBERS),
+    elementwise("reciprocal", "1 / x, correctly rounded.", _reciprocal),
+    elementwise("digamma", "Logarithmic derivative of the gamma function.", scalar_math.digamma),
+    elementwise("isnan", "Boolean tile: NaN.", _isnan),
+    elementwise("isinf", "Boolean tile: infinite.", _isinf),
+    elementwise("isfinite", "Boolean tile: neither infinite nor NaN.", _isfinite),
+    elementwise("signbit", "Boolean tile: the sign bit is set.", _signbit, ("int", "float")),
+    two_operand("maximum", "Larger of two; NaN propagates.", _extremum(True), _NUMBERS),
+    two_operand("minimum", "Smaller of two; NaN propagates.", _extremum(False), _NUMBERS),
+    two_operand("fmax", "Larger of two; NaN loses.", _number_extremum("fmax", True), _NUMBERS),
+    two_operand("fmin", "Smaller of two; NaN loses.", _number_extremum("fmin", False), _NUMBERS),
+    two_operand("pow_", "a ** b; an integer to a negative power is 0, except 1 and -1.", power_rule, _NUMBERS),
+    two_operand("fmod", "Remainder with the dividend's sign.", _fmod, _NUMBERS),
+    two_operand("remainder", "Remainder with the divisor's sign.", remainder_rule, _NUMBERS),
 )

@@ -92,7 +92,8 @@ def test_unary(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fast_exp", "fast_exp2", "fast_log", "fast_log2", "fast_reciprocal", "fast_rsqrt", "fast_tanh"]
+    "name",
+    ["fast_exp", "fast_exp2", "fast_log", "fast_log2", "fast_reciprocal", "fast_rsqrt", "fast_tanh", "fast_erf"],
 )
 def test_fast_forms(name: str) -> None:
     x = torch.tensor([0.25, 1.0, 3.5, 80.0])

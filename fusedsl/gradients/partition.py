@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the forward graph saves for the backward graph, and what the backward graph computes again.
+
+The choice is a cheapest cut between what is there anyway (the function's inputs) and what the gradients read. Bytes count:
+
+* an input costs its bytes once (the backward reads it);
+* an output of the function that is stored without rounding costs its bytes once (it is written anyway);
+* any other value costs its bytes twice (written and read), at the width arithmetic has (4 bytes for a 16-bit float that was not
+  rounded), so that saving does not add a rounding;
+* a reduction, or a call run by eager torch, of the function is never computed again: it, or something computed from it, is saved;
+* everything else is computed again for nothing, as a memory-bound kernel has time for it.
+
+Of equally cheap cuts the one nearest to the gradients is taken, which computes least again. So ``layer_norm`` saves its mean and reciprocal
+standard deviation, one number a row, and computes the normalised row again from its input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from fusedsl.gradients.flow import INFINITE, FlowNetwork
+from fusedsl.graph.graph import Node
+from fusedsl.graph.ops import OPS, Kind
+from fusedsl.graph.types import compute_dtype, extent_hint, Symbol
+
+#: Symbolic extents seen as smaller than this count as this: what is small while tracing may be large later.
+SMALLEST_EXTENT = 16
+
+
+@attrs.frozen
+class Choice:
+    """Why a value is there for the backward graph.
+
+    Attributes:
+        name: of the value in the forward graph.
+        kind: "input" (an argument, kept), "output" (a result, kept), "saved" (an extra result) or "recomputed".
+        bytes: that are moved because of it, at the sizes seen while tracing.
+        reason: for people.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    reason: str
+
+
+def is_exact(nodes: Mapping[int, Node] | list[Node], node: Node) -> bool:
+    """Whether storing the value in its own dtype loses nothing."""
+    if compute_dtype(node.tensor.dtype) is node.tensor.dtype or node.op in ("input", "opaque", "item"):
+        return True
+    if node.op == "cast":
+        return bool(node.attribute("explicit"))
+    return node.op == "reindex" and is_exact(nodes, nodes[node.inputs[0]])
+
+
+def stored_bytes(nodes: list[Node], node: Node) -> int:
+    """Bytes of a value as it would be saved."""
+    dtype = node.tensor.dtype
+    size = dtype.itemsize if is_exact(nodes, node) else compute_dtype(dtype).itemsize
+    extents = (max(extent_hint(e), SMALLEST_EXTENT) if isinstance(e, Symbol) else e for e in node.tensor.shape)
+    return size * math.prod(extents)
+
+
+@attrs.define(eq=False)
+class Partition:
+    """The choice for one graph.
+
+    Attributes:
+        nodes: forward and backward nodes, in order.
+        forward: number of nodes of the function itself, which come first.
+        outputs: ids of the function's results.
+        late: ids of nodes that depend on an incoming gradient.
+    """
+
+    nodes: list[Node]
+    forward: int
+    outputs: frozenset[int]
+    late: frozenset[int]
+
+    def kept(self, results: Iterable[int]) -> frozenset[int]:
+        """The values that the backward graph receives so that it can compute ``results``."""
+        needed = self._needed(results)
+        if not needed:
+            return frozenset()
+        above = self._above(needed)
+        order = sorted(above)
+        place = {node_id: 2 * k for k, node_id in enumerate(order)}
+        source, sink = 2 * len(order), 2 * len(order) + 1
+        network = FlowNetwork(sink + 1)
+        for node_id in order:
+            node = self.nodes[node_id]
+            network.connect(place[node_id], place[node_id] + 1, self.cost(node))
+            if self._is_start(node):
+                network.connect(source, place[node_id], INFINITE)
+            for operand in self._operands(node_id):
+                network.connect(place[operand] + 1, place[node_id], INFINITE)
+            if node_id in needed:
+                network.connect(place[node_id] + 1, sink, INFINITE)
+        network.saturate(source, sink)
+        near = network.reaching(sink)
+        return frozenset(i for i in order if place[i] + 1 in near and place[i] not in near)
+
+    def cost(self, node: Node) -> int:
+        """Bytes moved if the backward receives ``node``."""
+        if not node.is_tensor or (node.op == "opaque" and node.attribute("results") > 1):
+            return INFINITE
+        size = max(stored_bytes(self.nodes, node), 1)
+        if node.op == "input" or (node.id in self.outputs and is_exact(self.nodes, node)):
+            return size
+        return 2 * size
+
+    def _is_start(self, node: Node) -> bool:
+        """Whether the backward cannot compute the value from its operands."""
+        if node.op == "input":
+            return True
+        return node.id < self.forward and OPS[node.op].kind in (Kind.REDUCTION, Kind.OPAQUE)
+
+    def _operands(self, node_id: int) -> list[int]:
+        """Tensor operands; the extents that host scalars read are known without the tensor."""
+        return [i for i in dict.fromkeys(self.nodes[node_id].inputs) if self.nodes[i].is_tensor]
+
+    def _needed(self, results: Iterable[int]) -> set[int]:
+        """Values independent of the incoming gradients that ``results`` read directly."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = list(results)
+        while stack:
+            node_id = stack.pop()
+            if node_id in seen:
+                continue
+            seen.add(node_id)
+            if node_id in self.late:
+                stack += self._operands(node_id)
+            elif self.nodes[node_id].is_tensor:
+                found.add(node_id)
+        return found
+
+    def _above(self, needed: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        stack = list(needed)
+        while stack:
+            node_id = stack.pop()
+            if node_id not in found:
+                found.add(node_id)
+                stack += self._operands(node_id)
+        return found
