@@ -79,14 +79,24 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         if threads > chunks or batch * base.vector > 64:
             continue
         exact = threads * batch == chunks
-        for rows, prefetch, project in itertools.product((1, 2, 4), (True, False), (True, False)):
+        if batch * base.vector > 32 or batch * base.vector < 8:
+            continue
+        for rows, prefetch in itertools.product((1, 2), (True, False)):
             if rows > 1 and threads * rows > 128:
                 continue
-            residents = (768, 1024, 1280) if batch * base.vector >= 16 else ()
-            for blocks in dict.fromkeys((None, *(max(r // (threads * rows), 1) for r in residents))):
-                yield RowParams(
-                    threads, rows, base.vector, batch, "register", exact, prefetch, project, min_blocks=blocks
-                )
+            yield RowParams(threads, rows, base.vector, batch, "register", exact, prefetch)
+
+
+def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
+    """Rows in shared memory: block sizes, accesses in flight, clusters around the heuristic's."""
+    clusters = {max(base.cluster // 2, 1), base.cluster, min(base.cluster * 2, 16)}
+    for threads, batch, cluster in itertools.product((128, 256, 512), (1, 2, 4), sorted(clusters)):
+        tile = threads * batch * base.vector * cluster
+        tiles = -(-columns // tile)
+        if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
+            continue
+        exact = tiles * tile == columns
+        yield RowParams(threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster)
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
@@ -114,7 +124,9 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
     elif base.storage == "register":
-        found = list(row_candidates(columns, base))
+        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 4096 else ())]
+    elif base.storage == "shared":
+        found = list(shared_candidates(columns, base))
     else:
         found = [
             attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1)) for t in (32, 64, 128, 256, 512) for b in (1, 2, 4) for r in (128,)
@@ -124,10 +136,12 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
 
 #: Cache hints to try on the heuristic's choice: label, spelling, other spelling.
 HINTS = (
-    ("plain loads", "load_stream(", "load("),
+    ("plain loads", " load_stream(", " load("),
+    ("plain loads", "(load_stream(", "(load("),
     ("plain loads", "load_strided_stream(", "load_strided("),
     ("plain stores", "store_stream(", "store("),
     ("plain stores", "store_strided_stream(", "store_strided("),
+    ("streamed stores", " store(", " store_stream("),
 )
 
 

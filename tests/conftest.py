@@ -4,11 +4,12 @@ every kernel that the tests plan must fulfil."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+#: The interpreter needs it; a machine with a GPU can do without the interpreter.
+HAS_GREENLET = importlib.util.find_spec("greenlet") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test that turns out to need the interpreter where greenlet is not installed."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if error.name == "greenlet":
+            pytest.skip("needs greenlet")
+        raise
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", marks=pytest.mark.skipif(not HAS_GREENLET, reason="needs greenlet")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
     """Run the test in the interpreter ("cpu") and on the GPU ("cuda")."""
     return str(request.param)

@@ -117,6 +117,8 @@ def _varying(graph: Graph, dims: tuple[tuple[int | None, ...], ...]) -> tuple[fr
         kind = OPS[node.op].kind
         if node.op == "iota":
             found.append(frozenset({dims[node.id][node.attribute("dim")]} - {None}))
+        elif node.op == "random":
+            found.append(frozenset(c for c in dims[node.id] if c is not None))
         elif not node.is_tensor or kind is Kind.FACTORY:
             found.append(frozenset())
         elif kind in (Kind.INPUT, Kind.OPAQUE):

@@ -27,7 +27,7 @@ def memory_order(graph: Graph, layouts: Mapping[int, TensorLayout]) -> tuple[int
     """All classes, outermost in memory first.
 
     Tensors are asked in turn: those with the most loops first, of equals the larger, of equals outputs before inputs.
-    What an earlier one says stands; a loop that it does not have is put just inside the next outer loop of the later one.
+    What an earlier one says stands; a loop that it lacks is put just inside the next outer loop of the later one.
 
     Args:
         graph: any graph.
@@ -68,12 +68,12 @@ def _insert(order: list[int], loops: list[int]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def logical_order(graph: Graph) -> tuple[int, ...]:
-    """All classes in the dim order of the value that varies over the most of them; the others outermost."""
+    """All classes in dim order, by the rule of :func:`memory_order`: values of the most loops are asked first."""
     domains = domain_map(graph)
-    count = len(domains.extents)
-    widest = max(graph.nodes, key=lambda n: len(domains.varies[n.id]), default=None)
-    listed = () if widest is None else tuple(dict.fromkeys(domains.classes(widest.id)))
-    return (*(c for c in range(count) if c not in listed), *listed)
+    order: list[int] = []
+    for node in sorted(graph.nodes, key=lambda n: -len(domains.varies[n.id])):
+        _insert(order, [c for c in dict.fromkeys(domains.classes(node.id)) if c in domains.varies[node.id]])
+    return (*(c for c in range(len(domains.extents)) if c not in order), *order)
 
 
 def symbol_sizes(graph: Graph, layouts: Mapping[int, TensorLayout]) -> dict[Symbol, int]:

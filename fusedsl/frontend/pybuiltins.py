@@ -264,9 +264,12 @@ def _print(tr: Tracer, frame: Frame, node: ast.AST, *args: Any, **kwargs: Any) -
 
 def _refuse(name: str, reason: str) -> Callable[..., Any]:
     def refuse(tr: Tracer, frame: Frame, node: ast.AST, *args: Any, **kwargs: Any) -> Any:
-        tr.fail(UnsupportedCall, frame, node, name=f"'{name}'", reason=reason, hint=None)
+        tr.fail(UnsupportedCall, frame, node, name=f"'{name}'", reason=reason, hint=_HINTS.get(name))
 
     return refuse
+
+
+_HINTS = {"breakpoint": "fn.reference(...), which runs the plain function; debuggers also stop in kernel text"}
 
 
 def _no_symbols(tr: Tracer, frame: Frame, node: ast.AST, name: str, items: list[Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums, with constant factors taken out and without terms known to add up to zero.
 
-Such a term is ``x - x.mean(dims)`` times what is constant along ``dims``: the gradient of a variance reaches the mean only through such a sum. Leaving it out saves a reduction that waits for another
-one, and the noise of a sum whose value is 0.
+Such a term is ``x - x.mean(dims)`` times what is constant along ``dims``: the gradient of a variance reaches the mean
+only through such a sum. Leaving it out saves a reduction that waits for another one, and the noise of a sum that is 0.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def is_centred(value: Expression, dims: Sequence[int]) -> bool:
                 _is_constant_along(builder, a, dims) and is_centred(Expression(builder, b), dims)
             )
         case "div":
-            return _is_constant_along(builder, node.inputs[1], dims) and is_centred(Expression(builder, node.inputs[0]), dims)
+            a, b = node.inputs
+            return _is_constant_along(builder, b, dims) and is_centred(Expression(builder, a), dims)
         case "sub":
             return _is_mean_of(builder, node.inputs[1], node.inputs[0], tuple(dims))
     return False
@@ -165,9 +166,9 @@ def _is_count(builder: Builder, count: Node | None, extents: Sequence[Extent]) -
 def _product(extents: Sequence[Extent]) -> tuple[float, Counter[Extent]]:
     number = 1.0
     symbols: Counter[Extent] = Counter()
-    for extent in extents:
-        if isinstance(extent, (int, float)):
-            number *= extent
+    for size in extents:
+        if isinstance(size, (int, float)):
+            number *= size
         else:
-            symbols[extent] += 1
+            symbols[size] += 1
     return number, symbols

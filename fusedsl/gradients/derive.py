@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``derive``: a graph becomes a forward graph that saves what is needed and a backward graph, by reverse-mode differentiation."""
+"""``derive``: a graph becomes a forward graph that saves what gradients need, and a backward graph (reverse mode)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-
 from fusedsl.gradients.activity import active_nodes
 from fusedsl.gradients.backward import Backward, ForwardInput, ForwardOutput, IncomingGradient, Source
-from fusedsl.gradients.partition import Choice, Partition, is_exact, stored_bytes
+from fusedsl.gradients.partition import Choice, Partition, is_exact, stored_bytes, stored_values
 from fusedsl.gradients.reverse import Reverse, incoming
 from fusedsl.gradients.shifts import free_shifts
 from fusedsl.graph.builder import Builder
@@ -25,8 +24,8 @@ def derive(graph: Graph, wanted: Iterable[int]) -> Backward:
         wanted: node ids of the floating inputs that need a gradient.
 
     Returns:
-        Forward and backward graph, and what connects them. The arithmetic of the backward graph is in the compute dtype; only
-        its results are rounded.
+        Forward and backward graph, and what connects them. The arithmetic of the backward graph is in the compute
+        dtype; only its results are rounded.
 
     Raises:
         NotDifferentiable: an op between a wanted input and an output has no derivative.
@@ -36,7 +35,7 @@ def derive(graph: Graph, wanted: Iterable[int]) -> Backward:
 
 
 class _Derivation:
-    """State of one differentiation: ``nodes`` are the graph's own, then the incoming gradients, then what the sweep adds."""
+    """One differentiation; the builder holds the graph's nodes, the incoming gradients, then what the sweep adds."""
 
     def __init__(self, graph: Graph, wanted: tuple[int, ...]) -> None:
         assert all(i in graph.inputs for i in wanted), "wanted ids are inputs of the graph"
@@ -63,7 +62,7 @@ class _Derivation:
         connected = self._connected()
         results = tuple(gradients[i] for i in self.wanted if i in connected)
         late = self._late(incoming_ids)
-        partition = Partition(self.builder.nodes, len(self.graph.nodes), frozenset(self.graph.outputs), late)
+        partition = Partition(self.builder.nodes, len(self.graph.nodes), stored_values(self.graph), late)
         kept = partition.kept(results)
         assembly = _Assembly(self.graph, self.builder.nodes, kept, incoming_ids, results)
         forward = assembly.forward()
@@ -93,7 +92,7 @@ class _Derivation:
         return found
 
     def _late(self, incoming_ids: Iterable[int]) -> frozenset[int]:
-        """What only the backward graph computes: what depends on an incoming gradient, and new reductions and eager calls."""
+        """What only the backward graph computes: what reads incoming gradients, new reductions, new eager calls."""
         found = set(incoming_ids)
         for node in self.builder.nodes[len(self.graph.nodes) :]:
             if OPS[node.op].kind in (Kind.REDUCTION, Kind.OPAQUE) or any(i in found for i in node.inputs):
@@ -112,7 +111,9 @@ class _Assembly:
         incoming_ids: dict[int, int],
         results: tuple[int, ...],
     ) -> None:
-        self.graph, self.nodes, self.kept, self.incoming_ids, self.results = graph, list(nodes), kept, incoming_ids, results
+        self.graph, self.nodes, self.kept = graph, list(nodes), kept
+        self.incoming_ids, self.results = incoming_ids, results
+        self.stored = stored_values(graph)
         self.needed = self._needed()
         self.shapes = self._shape_carriers()
         self.kept |= {i for i in self.shapes if i not in graph.inputs}
@@ -140,7 +141,7 @@ class _Assembly:
 
     def _is_free(self, node_id: int) -> bool:
         node = self.nodes[node_id]
-        return node.op == "input" or (node_id in self.graph.outputs and is_exact(self.nodes, node))
+        return node.op == "input" or node_id in self.stored
 
     def _widened(self, builder: Builder, node: Node, made: int) -> int:
         """The value as it is saved: a 16-bit value that was not rounded yet is saved in float32."""
@@ -194,7 +195,8 @@ class _Assembly:
         found = []
         for extent in dict.fromkeys(e for i in sorted(self.needed) for e in self._extents(i) if isinstance(e, Symbol)):
             if extent not in known:
-                holders = (*self.graph.inputs, *(n.id for n in self.graph if n.op in ("opaque", "item") and n.is_tensor))
+                eager = (n.id for n in self.graph if n.op in ("opaque", "item"))
+                holders = (*self.graph.inputs, *eager)
                 carrier = next(i for i in holders if extent in self.nodes[i].tensor.shape)
                 found.append(carrier)
                 known.update(self.nodes[carrier].tensor.shape)
@@ -212,7 +214,7 @@ class _Assembly:
     def _source(self, node_id: int, shape_only: bool = False) -> Source:
         if node_id in self.graph.inputs:
             return ForwardInput(self.graph.inputs.index(node_id), shape_only)
-        return ForwardOutput(self.outputs.index(node_id))
+        return ForwardOutput(self.outputs.index(self.stored.get(node_id, node_id)))
 
     def _extents(self, node_id: int) -> Sequence[object]:
         node = self.nodes[node_id]
@@ -233,7 +235,8 @@ class _Assembly:
         for node_id in sorted(self.needed):
             node = self.nodes[node_id]
             if node.op == "scalar_input":
-                made[node_id] = builder.add("scalar_input", (), node.type, share=False, name=node.name, index=len(self.scalars))
+                index = len(self.scalars)
+                made[node_id] = builder.add("scalar_input", (), node.type, share=False, name=node.name, index=index)
                 self.scalars.append(self.graph.scalars.index(node_id))
 
     def _compute(self, builder: Builder, node: Node, made: dict[int, int]) -> int:
@@ -255,11 +258,11 @@ class _Assembly:
         (extent,) = self._extents(node.id)
         for argument in builder.nodes:
             if argument.op == "input" and extent in argument.tensor.shape:
-                dim = argument.tensor.shape.index(extent)  # type: ignore[arg-type]
+                dim = argument.tensor.shape.index(extent)
                 return builder.add("size", (argument.id,), node.type, dim=dim)
         raise AssertionError(f"no argument has the extent {extent}")
 
-    # the record --------------------------------------------------------------------------------------------------------
+    # the record ------------------------------------------------------------------------------------------------------
 
     def choices(self, partition: Partition) -> tuple[Choice, ...]:
         """What became of every value that crosses over or is computed again."""
@@ -273,7 +276,8 @@ class _Assembly:
                 found.append(Choice(node.name, "output", size, f"a result that is stored anyway, {size} bytes read"))
             else:
                 cost = partition.cost(node)
-                found.append(Choice(node.name, "saved", cost, f"{cost} bytes written and read; the cheapest cut that repeats no reduction"))
+                reason = f"{cost} bytes written and read; the cheapest cut that repeats no reduction"
+                found.append(Choice(node.name, "saved", cost, reason))
         for node_id in self.again:
             node = self.nodes[node_id]
             sources = ", ".join(self.nodes[i].name for i in node.inputs if self.nodes[i].is_tensor)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formulas over graph values: arithmetic that adds nodes to a Builder and simplifies as it goes.
 
-An :class:`Expression` is a node of the graph being built, a tensor or a host scalar. Operators between them, and with Python
-numbers, add nodes; a multiplication by 1, an addition of 0, a double negation, arithmetic on constants and arithmetic on
-values that were only broadcast are simplified away.
+An :class:`Expression` is a node of the graph being built, a tensor or a host scalar. Operators between them, and with
+Python numbers, add nodes; a multiplication by 1, an addition of 0, a double negation, arithmetic on constants and
+arithmetic on values that were only broadcast are simplified away.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Expression:
     def constant(self) -> Number | None:
         """The number, if this is one known while tracing."""
         node = self.node
-        return node.attribute("value") if node.op == "constant" else None  # type: ignore[no-any-return]
+        return node.attribute("value") if node.op == "constant" else None
 
     def __add__(self, other: Operand) -> Expression:
         return apply("add", self, other)
@@ -92,7 +92,7 @@ class Expression:
 Operand = Expression | Number
 
 
-# nodes ------------------------------------------------------------------------------------------------------------------
+# nodes ----------------------------------------------------------------------------------------------------------------
 
 
 def number(builder: Builder, value: Number) -> Expression:
@@ -143,7 +143,7 @@ def host(function: str, *operands: Operand) -> Expression:
 
 
 def cast(value: Expression, dtype: torch.dtype) -> Expression:
-    """``value`` in another dtype, with no rounding of its own; a promotion of a value that was narrowed just so is undone."""
+    """``value`` in another dtype, without rounding; widening a value that was narrowed without rounding undoes that."""
     if value.dtype is dtype:
         return value
     node = value.node
@@ -160,6 +160,12 @@ def wide(value: Expression) -> Expression:
     return cast(value, compute_dtype(value.dtype)) if value.is_tensor else value
 
 
+def is_view(value: Expression) -> bool:
+    """Whether the value is a reindex that gradients pass."""
+    node = value.node
+    return node.op == "reindex" and not dict(node.attributes).get("detached")
+
+
 def reindex(value: Expression, dims: Sequence[int | None], shape: Sequence[Extent]) -> Expression:
     """A view, as the ``reindex`` op; views of views are joined and a view that changes nothing is the value itself."""
     dims_, shape_ = tuple(dims), tuple(shape)
@@ -168,9 +174,10 @@ def reindex(value: Expression, dims: Sequence[int | None], shape: Sequence[Exten
         return value
     if node.op == "full":
         return full(Expression(value.builder, node.inputs[0]), value.dtype, shape_)
-    if node.op == "reindex":
+    if is_view(value):
         inner = node.attribute("dims")
-        return reindex(Expression(value.builder, node.inputs[0]), [None if d is None else inner[d] for d in dims_], shape_)
+        source = Expression(value.builder, node.inputs[0])
+        return reindex(source, [None if d is None else inner[d] for d in dims_], shape_)
     type_ = TensorType(value.dtype, shape_)
     return Expression(value.builder, value.builder.add("reindex", (value.id,), type_, dims=dims_))
 
@@ -208,7 +215,7 @@ def unreduce(value: Expression, dims: Sequence[int], shape: Sequence[Extent]) ->
     return reindex(value, [None if d in dims else next(kept) for d in range(len(shape))], shape)
 
 
-# simplification -----------------------------------------------------------------------------------------------------------
+# simplification -------------------------------------------------------------------------------------------------------
 
 
 def _simplified(op: str, items: tuple[Expression, ...]) -> Expression | None:
@@ -251,7 +258,7 @@ def _identity(op: str, a: Expression, b: Expression) -> Expression | None:
         return apply("sub" if op == "add" else "add", a, Expression(b.builder, b.node.inputs[0]))
     if op == "add" and a.node.op == "neg":
         return b - Expression(a.builder, a.node.inputs[0])
-    if op == "div" and a.is_tensor and b.node.op == "reindex" and _expands(b):
+    if op == "div" and a.is_tensor and is_view(b) and _expands(b):
         # One division a source element instead of one a result element.
         inverse = apply("reciprocal", Expression(b.builder, b.node.inputs[0]))
         return a * reindex(inverse, b.node.attribute("dims"), b.shape)
@@ -274,7 +281,7 @@ def _expands(x: Expression) -> bool:
 def _narrowed(op: str, items: tuple[Expression, ...]) -> Expression | None:
     """Arithmetic on tensors that were all broadcast alike, done before the broadcast."""
     tensors = [x for x in items if x.is_tensor]
-    if any(x.node.op != "reindex" for x in tensors) or not _expands(tensors[0]):
+    if not all(map(is_view, tensors)) or not _expands(tensors[0]):
         return None
     sources = [Expression(x.builder, x.node.inputs[0]) for x in tensors]
     dims, shape = tensors[0].node.attribute("dims"), tensors[0].shape

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of values while they are collected: sums of terms, each with masks that select where it counts.
 
-A term of a branch that ``where`` did not choose is dropped, not multiplied by zero: the mask travels with the term through
-pointwise derivatives and is applied at the end, so that an infinite derivative of the other branch leaves no NaN.
+A term of a branch that ``where`` did not choose is dropped, not multiplied by zero: the mask travels with the term
+through pointwise derivatives and is applied at the end, so that an infinite derivative of that branch leaves no NaN.
 """
 
 from __future__ import annotations
@@ -93,5 +93,3 @@ def _joined_branches(terms: list[Gradient]) -> list[Gradient]:
                 joined = Gradient(joined.value + same.value, joined.masks)
             return _joined_branches([*rest, joined])
     return terms
-
-

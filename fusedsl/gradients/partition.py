@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the forward graph saves for the backward graph, and what the backward graph computes again.
 
-The choice is a cheapest cut between what is there anyway (the function's inputs) and what the gradients read. Bytes count:
+The choice is a cheapest cut between what is there anyway (the function's inputs) and what the gradients read:
 
 * an input costs its bytes once (the backward reads it);
 * an output of the function that is stored without rounding costs its bytes once (it is written anyway);
-* any other value costs its bytes twice (written and read), at the width arithmetic has (4 bytes for a 16-bit float that was not
-  rounded), so that saving does not add a rounding;
-* a reduction, or a call run by eager torch, of the function is never computed again: it, or something computed from it, is saved;
+* any other value costs its bytes twice (written and read), at the width arithmetic has: 4 bytes for a 16-bit float that
+  was not rounded yet, so that saving does not add a rounding;
+* a reduction, a lookup in a row, or a call run by eager torch (reshapes aside) of the function is never computed again:
+  it, or something computed from it, is saved;
 * everything else is computed again for nothing, as a memory-bound kernel has time for it.
 
-Of equally cheap cuts the one nearest to the gradients is taken, which computes least again. So ``layer_norm`` saves its mean and reciprocal
-standard deviation, one number a row, and computes the normalised row again from its input.
+Of equally cheap cuts the one nearest to the gradients is taken, which computes least again. So ``layer_norm`` saves its
+mean and its reciprocal standard deviation, one number a row each, and computes the normalised row again from its input.
+Reductions that only the gradients need are never moved into the forward graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from fusedsl.gradients.flow import INFINITE, FlowNetwork
-from fusedsl.graph.graph import Node
+from fusedsl.gradients.views import is_reshape
+from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
-from fusedsl.graph.types import compute_dtype, extent_hint, Symbol
+from fusedsl.graph.types import Symbol, compute_dtype, extent_hint
 
 #: Symbolic extents seen as smaller than this count as this: what is small while tracing may be large later.
 SMALLEST_EXTENT = 16
@@ -47,16 +50,29 @@ class Choice:
     reason: str
 
 
-def is_exact(nodes: Mapping[int, Node] | list[Node], node: Node) -> bool:
+def is_exact(nodes: Sequence[Node], node: Node) -> bool:
     """Whether storing the value in its own dtype loses nothing."""
     if compute_dtype(node.tensor.dtype) is node.tensor.dtype or node.op in ("input", "opaque", "item"):
         return True
     if node.op == "cast":
         return bool(node.attribute("explicit"))
-    return node.op == "reindex" and is_exact(nodes, nodes[node.inputs[0]])
+    return node.op in ("reindex", "clone", "contiguous") and is_exact(nodes, nodes[node.inputs[0]])
 
 
-def stored_bytes(nodes: list[Node], node: Node) -> int:
+def stored_values(graph: Graph) -> dict[int, int]:
+    """Node -> the output that holds its value without rounding: the node itself, or a copy of it."""
+    found: dict[int, int] = {}
+    for output in graph.outputs:
+        node = graph[output]
+        while is_exact(graph.nodes, node):
+            found.setdefault(node.id, output)
+            if node.op not in ("clone", "contiguous"):
+                break
+            node = graph[node.inputs[0]]
+    return found
+
+
+def stored_bytes(nodes: Sequence[Node], node: Node) -> int:
     """Bytes of a value as it would be saved."""
     dtype = node.tensor.dtype
     size = dtype.itemsize if is_exact(nodes, node) else compute_dtype(dtype).itemsize
@@ -71,13 +87,13 @@ class Partition:
     Attributes:
         nodes: forward and backward nodes, in order.
         forward: number of nodes of the function itself, which come first.
-        outputs: ids of the function's results.
+        stored: values that results of the function hold (see ``stored_values``).
         late: ids of nodes that depend on an incoming gradient.
     """
 
     nodes: list[Node]
     forward: int
-    outputs: frozenset[int]
+    stored: Mapping[int, int]
     late: frozenset[int]
 
     def kept(self, results: Iterable[int]) -> frozenset[int]:
@@ -108,7 +124,7 @@ class Partition:
         if not node.is_tensor or (node.op == "opaque" and node.attribute("results") > 1):
             return INFINITE
         size = max(stored_bytes(self.nodes, node), 1)
-        if node.op == "input" or (node.id in self.outputs and is_exact(self.nodes, node)):
+        if node.op == "input" or node.id in self.stored:
             return size
         return 2 * size
 
@@ -116,7 +132,11 @@ class Partition:
         """Whether the backward cannot compute the value from its operands."""
         if node.op == "input":
             return True
-        return node.id < self.forward and OPS[node.op].kind in (Kind.REDUCTION, Kind.OPAQUE)
+        return (
+            node.id < self.forward
+            and not is_reshape(node)
+            and OPS[node.op].kind in (Kind.REDUCTION, Kind.LOOKUP, Kind.OPAQUE)
+        )
 
     def _operands(self, node_id: int) -> list[int]:
         """Tensor operands; the extents that host scalars read are known without the tensor."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of formulas whose derivative, op by op, would be inaccurate or not finite where the function itself is smooth."""
+"""Formulas whose derivative, op by op, would be inaccurate or not finite where the function itself is smooth."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from fusedsl.gradients.errors import NotDifferentiable, SecondDerivative
 from fusedsl.gradients.expression import Expression, wide, zeros
 from fusedsl.gradients.gradient import Gradient, total
 from fusedsl.gradients.rules import FLAT, RULES, STRUCTURAL, Site, Upstream
+from fusedsl.gradients.views import is_reshape, reshaped
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.opaque import CallTemplate, Hole
@@ -98,7 +99,9 @@ class Reverse:
 
     def _check(self, node: Node) -> None:
         if node.op not in RULES:
-            raise NotDifferentiable(f"{node.op} has no derivative", node.span, expected="ops that are differentiable in torch")
+            raise NotDifferentiable(
+                f"{node.op} has no derivative", node.span, expected="ops that are differentiable in torch"
+            )
         composite = dict(node.attributes).get("first_order")
         if composite is not None:
             raise SecondDerivative(
@@ -112,6 +115,9 @@ class Reverse:
     def _pull_back(self, node: Node, received: dict[int, Expression]) -> None:
         """The gradients of an opaque call's operands, by eager torch."""
         name = node.attribute("function")
+        if is_reshape(node):
+            self._give(node.inputs[0], Gradient(reshaped(received[0], Expression(self.builder, node.inputs[0]))))
+            return
         if is_random(name):
             raise NotDifferentiable(
                 f"{name} draws random numbers: its gradient would need the same ones again",
@@ -137,5 +143,3 @@ def incoming(builder: Builder, name: str, type_: TensorType, index: int) -> Expr
     """An argument of the backward graph: the gradient of an output."""
     node = builder.add("input", (), type_, share=False, name=name, index=index)
     return Expression(builder, node)
-
-

@@ -2,19 +2,23 @@
 """Finds maxima that only keep a computation in range: no output depends on them, so their gradient is exactly zero.
 
 ``softmax``, ``log_softmax`` and ``logsumexp`` subtract a maximum m and cancel it later. The analysis takes m as a free
-variable and follows what a change of it does: a value is *moved* by ``c * m``, or *scaled* by ``exp(c * m)``, or does not change,
-or changes in another way. If no output changes, nothing flows back through m. What is not covered counts as a change.
+variable and follows what a change of it does: a value is *moved* by ``c * m``, or *scaled* by ``exp(c * m)``, or does
+not change, or changes in another way. If no output changes, nothing flows back through m. What is not covered counts
+as a change.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Literal
 
 import attrs
 
 from fusedsl.graph.graph import Graph, Node
+from fusedsl.graph.host import host_function
+from fusedsl.graph.types import Extent
 
 #: For every dim of a value, the dim of m that it runs along, or None.
 Alignment = tuple["int | None", ...]
@@ -28,9 +32,9 @@ class Change:
     rate: float = 0.0
     along: Alignment = ()
 
-    def at(self, rate: float) -> Change | None:
-        """The same kind of change at another rate; None for no change."""
-        return None if abs(rate) < 1e-9 else attrs.evolve(self, rate=rate)
+    def at(self, rate: float, scale: float = 0.0) -> Change | None:
+        """The same kind of change at another rate; None for no change, measured by what the rate is a difference of."""
+        return None if abs(rate) <= 1e-9 * max(scale, 1e-3) else attrs.evolve(self, rate=rate)
 
 
 _UNKNOWN = Change("unknown")
@@ -61,7 +65,8 @@ def _is_extremum(graph: Graph, node_id: int) -> bool:
 def _changes(graph: Graph, start: int) -> dict[int, Change | None]:
     """Per node that depends on node ``start``, how it changes with it."""
     shape = graph[start].tensor.shape
-    changes: dict[int, Change | None] = {start: Change("moved", 1.0, tuple(None if e == 1 else d for d, e in enumerate(shape)))}
+    along = tuple(None if e == 1 else d for d, e in enumerate(shape))
+    changes: dict[int, Change | None] = {start: Change("moved", 1.0, along)}
     for node in graph.nodes[start + 1 :]:
         operands = [changes.get(i) for i in node.inputs]
         if any(operands):
@@ -80,7 +85,9 @@ def _change(graph: Graph, node: Node, operands: Sequence[Change | None]) -> Chan
         case "reindex":
             return _reindexed(graph, node, operands[0])
         case "sum" | "amax" | "amin":
-            return _reduced(node, operands[0])
+            return _reduced(graph, node, operands[0], node.attribute("dims"))
+        case "gather":
+            return _reduced(graph, node, operands[0], (node.attribute("dim"),))
         case "add" | "sub":
             return _added(node, operands)
         case "mul" | "div":
@@ -117,11 +124,13 @@ def _reindexed(graph: Graph, node: Node, change: Change | None) -> Change | None
     return attrs.evolve(change, along=along)
 
 
-def _reduced(node: Node, change: Change | None) -> Change | None:
+def _reduced(graph: Graph, node: Node, change: Change | None, dims: Sequence[int]) -> Change | None:
     assert change is not None
-    dims = node.attribute("dims")
-    if any(change.along[d] is not None for d in dims) or (node.op == "sum" and change.kind == "moved"):
+    if any(change.along[d] is not None for d in dims):
         return _UNKNOWN
+    if node.op == "sum" and change.kind == "moved":
+        shape = graph[node.inputs[0]].tensor.shape
+        change = attrs.evolve(change, rate=change.rate * math.prod(_generic_extent(shape[d]) for d in dims))
     return attrs.evolve(change, along=tuple(a for d, a in enumerate(change.along) if d not in dims))
 
 
@@ -131,8 +140,8 @@ def _added(node: Node, operands: Sequence[Change | None]) -> Change | None:
         if a.kind != b.kind or a.along != b.along:
             return _UNKNOWN
         if a.kind == "moved":
-            return a.at(a.rate + b.rate if node.op == "add" else a.rate - b.rate)
-        return a if abs(a.rate - b.rate) < 1e-9 else _UNKNOWN
+            return a.at(a.rate + b.rate if node.op == "add" else a.rate - b.rate, abs(a.rate) + abs(b.rate))
+        return a if a.at(a.rate - b.rate, abs(a.rate)) is None else _UNKNOWN
     only = a or b
     assert only is not None
     if only.kind == "scaled":
@@ -146,13 +155,41 @@ def _multiplied(graph: Graph, node: Node, operands: Sequence[Change | None]) -> 
     if a is not None and b is not None:
         if a.kind != "scaled" or b.kind != "scaled" or a.along != b.along:
             return _UNKNOWN
-        return a.at(a.rate + sign * b.rate)
+        return a.at(a.rate + sign * b.rate, abs(a.rate) + abs(b.rate))
     only = a or b
     assert only is not None
     if only.kind == "scaled":
         return only if a is not None else only.at(sign * only.rate)
     other = graph[node.inputs[1 if a is not None else 0]]
-    if other.op != "constant" or (node.op == "div" and a is None) or other.attribute("value") == 0:
+    if other.is_tensor or (node.op == "div" and a is None):
         return _UNKNOWN
-    factor = float(other.attribute("value"))
+    factor = _generic_number(graph, other)
+    if not factor:
+        return _UNKNOWN
     return only.at(only.rate * factor if node.op == "mul" else only.rate / factor)
+
+
+# Numbers that are known at call time only get arbitrary values: what cancels for these cancels for all.
+
+
+def _generic(name: str) -> float:
+    return 2.0 + zlib.crc32(name.encode()) / 2**32
+
+
+def _generic_extent(extent: Extent) -> float:
+    return float(extent) if isinstance(extent, int) else _generic(extent.name)
+
+
+def _generic_number(graph: Graph, node: Node) -> float | None:
+    """The value of a host scalar for these; None if it has none."""
+    match node.op:
+        case "constant":
+            return float(node.attribute("value"))
+        case "scalar_input":
+            return _generic(node.name)
+        case "size":
+            return _generic_extent(graph[node.inputs[0]].tensor.shape[node.attribute("dim")])
+    values = [_generic_number(graph, graph[i]) for i in node.inputs]
+    if None in values or node.attribute("function") not in ("add", "sub", "mul", "truediv", "neg", "float"):
+        return None
+    return float(host_function(node.attribute("function"))(*values))

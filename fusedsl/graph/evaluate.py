@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from fusedsl.graph import random
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.host import host_function
 from fusedsl.graph.opaque import resolve_function
@@ -110,6 +111,9 @@ class _Evaluation:
                 )
             case "iota":
                 return self._iota(node)
+            case "random":
+                shape = self._shape(node.tensor.shape)
+                return random.uniform(shape, *operands, node.attribute("itemsize"), self.device)
             case "gather":
                 return _gather(operands[0], operands[1], node.attribute("dim"))
             case "reindex":

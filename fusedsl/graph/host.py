@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from fusedsl.graph import random
+
 _BUILTINS = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 
 
@@ -19,12 +21,15 @@ def host_function(name: str) -> Callable[..., Any]:
 
     Args:
         name: a name of ``operator`` (``"mul"``), of ``math`` with its prefix (``"math.sqrt"``), or one of the builtins
-            ``abs bool float int max min pow round``; ``"pow"`` and ``"abs"`` are the same function either way.
+            ``abs bool float int max min pow round``; ``random.seed``, ``random.offset`` and ``random.threads`` read a
+            draw of :mod:`fusedsl.graph.random`; ``"pow"`` and ``"abs"`` are the same function either way.
 
     Raises:
         KeyError: no such function.
     """
-    if name.startswith("math."):
+    if name.startswith("random."):
+        found = getattr(random, name.removeprefix("random."), None)
+    elif name.startswith("math."):
         found = getattr(math, name.removeprefix("math."), None)
     elif name in _BUILTINS:
         found = getattr(builtins, name)

@@ -21,7 +21,7 @@ class Kind(enum.Enum):
 
     INPUT = "input"  # input, scalar_input
     SCALAR = "scalar"  # host arithmetic on Python numbers
-    FACTORY = "factory"  # full: a tensor made from a scalar; iota: positions along a dim
+    FACTORY = "factory"  # full: a tensor made from a scalar; iota: positions along a dim; random: numbers
     REINDEX = "reindex"  # broadcast, squeeze, permute
     CAST = "cast"
     POINTWISE = "pointwise"
@@ -75,6 +75,7 @@ for _name, _kind, _arity in [
     ("scalar", Kind.SCALAR, -1),
     ("full", Kind.FACTORY, 1),
     ("iota", Kind.FACTORY, 0),
+    ("random", Kind.FACTORY, 3),
     ("reindex", Kind.REINDEX, 1),
     ("cast", Kind.CAST, 1),
     ("gather", Kind.LOOKUP, 2),

@@ -101,8 +101,11 @@ def _verify_scalar(node: Node, operands: list[Node]) -> None:
 
 
 def _verify_factory(node: Node, operands: list[Node]) -> None:
+    _require(node, all(x.is_scalar for x in operands), f"{node.op} makes a tensor from host scalars")
     if node.op == "full":
-        _require(node, operands[0].is_scalar, "full makes a tensor from a host scalar")
+        return
+    if node.op == "random":
+        _require(node, node.tensor.dtype is torch.float32, "random makes float32")
         return
     _require(node, 0 <= node.attribute("dim") < node.tensor.rank, "iota: dim is out of range")
     _require(node, node.tensor.dtype in (torch.int32, torch.int64), "iota makes int32 or int64")

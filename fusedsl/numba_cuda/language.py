@@ -5,20 +5,40 @@ from __future__ import annotations
 
 from fusedsl.numba_cuda.dtypes import DTYPES
 from fusedsl.numba_cuda.intrinsics import (
+    async_copy,
     atomic,
     barrier,
+    cluster,
     convert,
     fast_math,
     gather,
+    grid,
     index,
     math,
+    mbarrier,
     memory,
     reduce,
     shared,
     shuffle,
 )
 
-_FAMILIES = (index, memory, gather, convert, math, fast_math, reduce, shuffle, shared, barrier, atomic)
+_FAMILIES = (
+    index,
+    memory,
+    gather,
+    convert,
+    math,
+    fast_math,
+    reduce,
+    shuffle,
+    shared,
+    barrier,
+    atomic,
+    async_copy,
+    mbarrier,
+    cluster,
+    grid,
+)
 
 #: Name in kernel text -> dtype marker or kernel function.
 NAMES: dict[str, object] = {

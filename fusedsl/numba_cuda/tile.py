@@ -4,7 +4,8 @@ together.
 
 * ``TileType(dtype, n)`` is one LLVM vector: ``<n x T>`` in general; ``<n x i1>`` for booleans; packed 32-bit words
   ``<n/2 x i32>`` (``<n x i16>`` when n is odd) for the 16-bit floats, so that a 16-byte load stays four registers.
-* ``PointerType(dtype)`` is the 64-bit address, ``SharedType(dtype)`` the 32-bit address in the shared window.
+* ``PointerType(dtype)`` is the 64-bit address, ``SharedType(dtype)`` and ``MBarriersType()`` the 32-bit address in the
+  shared window.
 * ``DTypeType(dtype)`` types a dtype marker; it has no run-time value.
 """
 
@@ -68,6 +69,13 @@ class SharedType(types.Type):
         super().__init__(name=f"Shared({dtype})")
 
 
+class MBarriersType(types.Type):
+    """An array of mbarriers in shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__(name="MBarriers")
+
+
 class DTypeType(types.Type):
     """A dtype marker such as ``float32`` in kernel text."""
 
@@ -91,6 +99,12 @@ class _PointerModel(core_models.PrimitiveModel):
 @register_model(SharedType)
 class _SharedModel(core_models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: SharedType) -> None:
+        super().__init__(dmm, fe_type, I32)
+
+
+@register_model(MBarriersType)
+class _MBarriersModel(core_models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: MBarriersType) -> None:
         super().__init__(dmm, fe_type, I32)
 
 

@@ -449,6 +449,8 @@ class Emitter:
 
     def _pointwise(self, node: Node) -> Variable:
         op = OPS[node.op]
+        if op.emit == "{0}":
+            return self.value(node.inputs[0])
         tensors = [self.value(i) for i in node.inputs if self.graph[i].is_tensor]
         batch = any(v.batch for v in tensors)
         vector = any(v.vector for v in tensors)

@@ -8,6 +8,8 @@ loops of extent 1 leaves one reduced axis of extent 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from fusedsl.analysis.domains import domain_map
@@ -31,11 +33,13 @@ class IterationSpace:
     Attributes:
         axes: outermost first; never empty.
         strides: per input and output node, its stride in elements on every axis (0 where it does not vary).
+        counts: per ``random`` node, the stride of its elements' numbers on every axis: as of a packed tensor of its shape.
         problem: what it was made from.
     """
 
     axes: tuple[Axis, ...]
     strides: dict[int, tuple[int, ...]] = attrs.field(hash=False)
+    counts: dict[int, tuple[int, ...]] = attrs.field(hash=False)
     problem: Problem = attrs.field(repr=False)
 
     @property
@@ -69,6 +73,18 @@ def _class_strides(problem: Problem, node_id: int, count: int) -> list[int]:
     return strides
 
 
+def _counting_strides(problem: Problem, node_id: int, sizes: Mapping[Symbol, int], count: int) -> list[int]:
+    """Class strides of a packed tensor of a node's shape."""
+    strides = [0] * count
+    step = 1
+    dims = domain_map(problem.graph).dims[node_id]
+    for cls, extent in zip(reversed(dims), reversed(problem.graph[node_id].tensor.shape), strict=True):
+        if cls is not None:
+            strides[cls] = step
+        step *= extent_size(extent, sizes)
+    return strides
+
+
 def iteration_space(problem: Problem) -> IterationSpace:
     """Order the loops by the reference tensor's memory, drop loops of extent 1, merge neighbours."""
     graph = problem.graph
@@ -78,6 +94,7 @@ def iteration_space(problem: Problem) -> IterationSpace:
     reduced = find_reductions(graph).classes
     tensors = [i for i in dict.fromkeys((*graph.outputs, *graph.inputs)) if i in problem.layouts]
     strides = {i: _class_strides(problem, i, len(extents)) for i in tensors}
+    counts = {n.id: _counting_strides(problem, n.id, sizes, len(extents)) for n in graph if n.op == "random"}
 
     def coverage(node_id: int) -> tuple[int, int]:
         covered = sum(s != 0 for s in strides[node_id])
@@ -97,7 +114,7 @@ def iteration_space(problem: Problem) -> IterationSpace:
             last is not None
             and (last in reduced) == (cls in reduced)
             and not {last, cls} & counted
-            and all(s[last] == s[cls] * extents[cls] for s in strides.values())
+            and all(s[last] == s[cls] * extents[cls] for s in (*strides.values(), *counts.values()))
         ):
             groups[-1].append(cls)
         else:
@@ -108,12 +125,13 @@ def iteration_space(problem: Problem) -> IterationSpace:
         for cls in group:
             extent *= extents[cls]
         axes.append(Axis(extent, group[0] in reduced, tuple(group)))
-    found = {i: tuple(s[g[-1]] for g in groups) for i, s in strides.items()}
+    found = {i: tuple(s[g[-1]] for g in groups) for i, s in (*strides.items(), *counts.items())}
     closes = bool(find_reductions(graph).nodes)
     if not axes or (closes and not any(axis.reduced for axis in axes)):
         axes.append(Axis(1, closes))
         found = {i: (*s, 0) for i, s in found.items()}
-    return IterationSpace(tuple(axes), found, problem)
+    numbered = {i: found.pop(i) for i in counts}
+    return IterationSpace(tuple(axes), found, numbered, problem)
 
 
 #: Loops the reference does not vary on go outermost.

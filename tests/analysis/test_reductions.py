@@ -86,6 +86,15 @@ def test_run_time_sizes_replace_those_seen_when_tracing() -> None:
     assert sorted(sizes) == [40, 60]
 
 
+def test_each_tensor_orders_its_own_loops() -> None:
+    graph = graphs.waiting_for_each_other()
+    x, y = graph.inputs
+    packed, turned = Layout((16, 1024), (1024, 1)), Layout((16, 1024), (1, 16))
+    for layouts in ({}, {x: packed, y: packed}):
+        assert reduction_type(graph, memory_order(graph, layouts)) is INNER
+    assert reduction_type(graph, memory_order(graph, {x: turned, y: turned})) is OUTER
+
+
 def test_types_of_several_reductions() -> None:
     both = graphs.inner_and_outer()
     order = logical_order(both)

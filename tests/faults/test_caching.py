@@ -231,45 +231,46 @@ def fake_kernel(number: int) -> tuple[KernelSource, CompiledKernel]:
     return source, CompiledKernel(source.name, "sm_90a", content, 8, 0, 0, 0, "log", content, ("-lto",))
 
 
-def use_cache(folder: str, start: Barrier, round_: str, report: SimpleQueue[str]) -> None:
-    """One of many processes: ask for 8 kernels at the same time as the others and report what went wrong."""
-    config.cache_dir, config.disable_cache = folder, False
-    kernels = KernelCache()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        start.wait(60)
-        try:
+def use_cache(folders: list[str], start: Barrier, kind: str, report: SimpleQueue[str]) -> None:
+    """One of many processes: in every round ask for 8 kernels as the others do; report what went wrong."""
+    config.disable_cache = False
+    wrong: list[str] = []
+    for folder in folders:
+        config.cache_dir = folder
+        kernels = KernelCache()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            start.wait(60)
             for number in range(8):
-                if round_ == "deleted" and number == 4:
+                if kind == "deleted" and number == 4:
                     shutil.rmtree(folder, ignore_errors=True)
                 source, kernel = fake_kernel(number)
-                assert kernels.get(source, "sm_90a", False, lambda kernel=kernel: kernel) == kernel
-        except BaseException as failure:
-            report.put(repr(failure))
-            return
-    report.put("done" if len(caught) <= (0 if round_ == "plain" else 1) else "\n".join(str(w.message) for w in caught))
+                try:
+                    assert kernels.get(source, "sm_90a", False, lambda kernel=kernel: kernel) == kernel
+                except BaseException as failure:
+                    wrong.append(repr(failure))
+        if len(caught) > (0 if kind == "whole" else 1):
+            wrong += [str(warning.message) for warning in caught]
+    report.put("\n".join(wrong))
 
 
-@pytest.mark.parametrize("round_", ["plain", "deleted", "unwritable"])
-def test_many_processes_share_one_cache_folder(tmp_path: Path, round_: str) -> None:
-    """16 processes, 8 kernels each, one folder: whole, deleted half-way by each of them, or not to be written."""
+@pytest.mark.parametrize("kind", ["whole", "deleted", "unwritable"])
+def test_many_processes_share_one_cache_folder(tmp_path: Path, kind: str) -> None:
+    """16 processes, 20 rounds of 8 kernels in a new folder: left alone, deleted half-way by each of them, unwritable."""
     processes = get_context("forkserver")
     processes.set_forkserver_preload(["fusedsl.numba_cuda.cache"])
-    folder = tmp_path / "kernels"
-    if round_ == "unwritable":
-        (tmp_path / "file").write_text("")
-        folder = tmp_path / "file" / "kernels"
-    for _ in range(20 if round_ == "plain" else 3):
-        start, report = processes.Barrier(16), processes.SimpleQueue()
-        running = [processes.Process(target=use_cache, args=(str(folder), start, round_, report)) for _ in range(16)]
-        for process in running:
-            process.start()
-        assert [report.get() for _ in running] == ["done"] * 16
-        for process in running:
-            process.join(60)
-        if round_ == "plain":
-            assert sum(path.is_file() for path in folder.rglob("*")) == 8
-            shutil.rmtree(folder)
+    (tmp_path / "file").write_text("")
+    folders = [tmp_path / ("file" if kind == "unwritable" else "folder") / str(round_) for round_ in range(20)]
+    start, report = processes.Barrier(16), processes.SimpleQueue()
+    arguments = ([str(folder) for folder in folders], start, kind, report)
+    running = [processes.Process(target=use_cache, args=arguments) for _ in range(16)]
+    for process in running:
+        process.start()
+    assert [report.get() for _ in running] == [""] * 16
+    for process in running:
+        process.join(60)
+    if kind == "whole":
+        assert [sum(path.is_file() for path in folder.rglob("*")) for folder in folders] == [8] * 20
 
 
 def test_a_read_only_folder_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

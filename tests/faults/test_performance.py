@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import fusedsl
 from benchmarks.timing import L2Flush, measure_gpu, measure_host
+from fusedsl.numba_cuda.compile import compile_kernel
 from tests.faults.programs import run_python
 
 
@@ -61,16 +64,58 @@ def test_no_spills_over_a_range_of_row_lengths(columns: int) -> None:
         assert kernel.spill_bytes == 0
 
 
-def test_fused_function_inside_torch_compile(device: str) -> None:
-    """A graph break is allowed, a wrong value or an error is not."""
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_fused_function_inside_torch_compile(device: str, backend: str, dynamic: bool | None) -> None:
+    """torch.compile sees the plain function: no graph break, right values, forward and backward."""
 
     def outer(x: Tensor) -> Tensor:
         return layer_norm(x) * 2
 
-    compiled = torch.compile(outer, backend="eager")
-    for rows in (2, 3):
+    torch.compiler.reset()
+    compiled = torch.compile(outer, backend=backend, fullgraph=True, dynamic=dynamic)
+    for rows in (2, 3, 4):
         x = torch.randn(rows, 32, device=device)
         torch.testing.assert_close(compiled(x), layer_norm.reference(x) * 2)
+    x.requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    compiled(x).pow(3).sum().backward()
+    (layer_norm.reference(other) * 2).pow(3).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)
+
+
+def test_fused_function_inside_torch_export(device: str) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return three_ops(layer_norm(x), x)
+
+    x = torch.randn(3, 32, device=device)
+    program = torch.export.export(Module(), (x,))
+    torch.testing.assert_close(program.module()(x), three_ops.reference(layer_norm.reference(x), x))
+
+
+def sections(cubin: bytes) -> dict[str, bytes]:
+    """The sections of a cubin (an ELF file) by name."""
+    table, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58))
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * index) for index in range(count)]
+    begin = headers[names][4]
+    label = {h[0]: cubin[begin + h[0] : cubin.index(b"\0", begin + h[0])].decode() for h in headers}
+    return {label[h[0]]: cubin[h[4] : h[4] + h[5]] for h in headers}
+
+
+def test_line_information_changes_no_instruction() -> None:
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
+    for function in (layer_norm, three_ops):
+        arguments = (x, x)[: len(inspect.signature(function).parameters)]
+        for segment in function.explain(*arguments, arch="sm_90a").segments:
+            for launch in segment.plan.launches:
+                plain, with_lines = (compile_kernel(launch.source, "sm_90a", lineinfo=on) for on in (False, True))
+                code, code_with_lines = sections(plain.cubin), sections(with_lines.cubin)
+                name = f".text.{launch.source.name}"
+                assert len(code[name]) > 100
+                assert code[name] == code_with_lines[name]
+                assert ".debug_line" in code_with_lines and ".debug_line" not in code
+                assert plain.registers == with_lines.registers
 
 
 _NO_GPU = """

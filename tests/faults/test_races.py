@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusedsl
+from fusedsl.config import config
 from tests.faults.programs import run_python
 from tests.tolerance import assert_matches_eager
 
@@ -111,3 +114,47 @@ def test_many_threads_make_the_first_call(device: str, mixed: bool) -> None:
     for index, y in results.items():
         assert y.dtype == dtypes[index % len(dtypes)]
         assert bool((y == 3.0 * index + 1).all())
+
+
+def fresh_process(report: SimpleQueue[str]) -> None:
+    """Eight threads make the first calls of this process: run on the CPU, and compile for two dtypes."""
+    config.disable_cache = True
+    fused = fusedsl.fuse(make_function(2))
+    barrier = threading.Barrier(8)
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        dtype = (torch.float32, torch.bfloat16)[index % 2]
+        barrier.wait()
+        try:
+            for kernel in fused.compile(torch.empty(8, 64, dtype=dtype, device="meta"), arch="sm_90a"):
+                assert kernel.cubin
+            x = torch.full((2, 8), float(index), dtype=dtype)
+            assert bool((fused(x) == 2.0 * index + 1).all()), "wrong values"
+        except BaseException as failure:
+            wrong.append(repr(failure))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    compilations = fusedsl.stats().compilations
+    report.put("\n".join(wrong) or f"{compilations} compilations")
+
+
+def test_many_threads_make_the_first_call_of_many_processes() -> None:
+    """Processes in which nothing has been compiled, traced or interpreted; two at a time."""
+    pytest.importorskip("greenlet")
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["fusedsl"])
+    report = processes.SimpleQueue()
+    reports = []
+    for _ in range(10):
+        pair = [processes.Process(target=fresh_process, args=(report,)) for _ in range(2)]
+        for process in pair:
+            process.start()
+        reports += [report.get() for _ in pair]
+        for process in pair:
+            process.join(60)
+    assert reports == ["2 compilations"] * 20

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import bdb
 import compileall
 import functools
 import linecache
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,3 +293,50 @@ def test_print_of_a_tensor_is_refused() -> None:
 
     with pytest.raises(fusedsl.FuseError, match="print"):
         fusedsl.fuse(shows, fallback="error")(torch.ones(2))
+
+
+def test_a_breakpoint_points_to_the_reference() -> None:
+    def stops(a: Tensor) -> Tensor:
+        breakpoint()
+        return a + 1
+
+    with pytest.raises(fusedsl.FuseError, match=r"fn\.reference"):
+        fusedsl.fuse(stops)(torch.ones(2))
+
+
+class Steps(bdb.Bdb):
+    """A debugger that notes the kernel lines it stops at and the types of the variables there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, set[str]]] = []
+
+    def user_line(self, frame: types.FrameType) -> None:
+        name = frame.f_code.co_filename
+        if name.startswith("<fusedsl "):
+            line = linecache.getline(name, frame.f_lineno).strip()
+            self.seen.append((line, {type(value).__name__ for value in frame.f_locals.values()}))
+        self.set_step()
+
+
+def test_a_debugger_steps_through_kernel_text() -> None:
+    """Before and after a step the debugger sees the kernel's lines and its tiles."""
+
+    @fusedsl.fuse
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    x = torch.arange(4.0)
+    debugger = Steps()
+    before = sys.gettrace()
+    debugger.set_trace()
+    try:
+        y = doubled(x)
+    finally:
+        debugger.set_quit()
+        sys.settrace(before)
+    assert torch.equal(y, x * 2)
+    lines = [line for line, _ in debugger.seen]
+    assert any("load" in line for line in lines)
+    assert any("* 2" in line for line in lines)
+    assert any("Tile" in types_ for _, types_ in debugger.seen)

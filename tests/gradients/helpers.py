@@ -22,7 +22,8 @@ Tensors = Sequence[torch.Tensor]
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64, low: float | None = None, high: float = 1.0) -> torch.Tensor:
     """A random tensor that wants a gradient: normal, or uniform from ``low`` to ``high``."""
-    values = torch.randn(shape, dtype=torch.float64) if low is None else torch.rand(shape, dtype=torch.float64) * (high - low) + low
+    normal, uniform = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
+    values = normal if low is None else uniform * (high - low) + low
     return values.to(dtype).requires_grad_()
 
 
@@ -100,7 +101,9 @@ def check(fn: Callable[..., Any], *args: Any, rtol: float = 1e-9, atol: float = 
     return compare(found.graph, list(tensors), list(scalars), flat(fn(*args, **kwargs)), rtol, atol)
 
 
-def check_call(function: Callable[..., Any], *args: Any, rtol: float = 1e-9, atol: float = 1e-11, **kwargs: Any) -> Backward:
+def check_call(
+    function: Callable[..., Any], *args: Any, rtol: float = 1e-9, atol: float = 1e-11, **kwargs: Any
+) -> Backward:
     """One call of a torch function through its handler."""
     handler = lookup(function)
     assert handler is not None

@@ -11,9 +11,12 @@ import torch
 from tests.frontend.callables.support import Runtime
 from tests.gradients.helpers import check_call, leaf
 
-SHAPES = [((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 1), (1, 4)), ((), (3, 4)), ((2, 3, 4), (3, 1)), ((1,), (1, 1)), ((0, 4), (4,)), ((5, 1), (5, 0))]
-BINARY = ["add", "sub", "mul", "div", "pow", "atan2", "hypot", "remainder", "fmod", "copysign", "maximum", "minimum", "fmax", "fmin"]
-BINARY += ["logaddexp", "logaddexp2", "xlogy", "float_power"]
+SHAPES = [((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 1), (1, 4)), ((), (3, 4)), ((2, 3, 4), (3, 1)), ((1,), (1, 1))]
+SHAPES += [((0, 4), (4,)), ((5, 1), (5, 0))]
+BINARY = """
+add sub mul div pow atan2 hypot remainder fmod copysign maximum minimum fmax fmin logaddexp logaddexp2 xlogy float_power
+""".split()
+POWERS = [0, 1, 2, 3, 4, -1, -2, 0.5, -0.5, 1.5, 2.5, *map(Runtime, (0.0, 0, 2, 1.0, -1.5))]
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
@@ -56,7 +59,7 @@ def test_logaddexp_of_infinities() -> None:
     check_call(torch.logaddexp, a, b)
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, -1, -2, 0.5, -0.5, 1.5, 2.5, Runtime(0.0), Runtime(0), Runtime(2), Runtime(1.0), Runtime(-1.5)])
+@pytest.mark.parametrize("exponent", POWERS)
 def test_power_at_zero_and_elsewhere(exponent: Any) -> None:
     check_call(torch.pow, torch.tensor([0.0, 0.5, 2.0, 3.0], dtype=torch.float64, requires_grad=True), exponent)
 
@@ -69,7 +72,8 @@ def test_power_of_tensors_at_zero() -> None:
 
 
 def test_clamp() -> None:
-    values = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, float("nan"), float("inf")], dtype=torch.float64, requires_grad=True)
+    numbers = [-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, float("nan"), float("inf")]
+    values = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
     check_call(torch.clamp, values, -1.0, 1.0)
     check_call(torch.clamp, values, min=0.0)
     check_call(torch.clamp, values, max=Runtime(0.5))

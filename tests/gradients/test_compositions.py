@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from fusedsl.gradients import Backward, ForwardInput
 from fusedsl.graph.ops import OPS, Kind
-from tests.gradients.helpers import check, leaf
+from tests.frontend.tracing import traced
+from tests.gradients.helpers import check, derived, leaf, run_backward
 
 
 def reductions(made: Backward) -> list[tuple[str, tuple[int, ...]]]:
@@ -222,9 +223,6 @@ def test_masked_branches() -> None:
         return torch.where(x > 0, torch.log(x), x * 3)
 
     x = torch.tensor([0.0, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    from tests.frontend.tracing import traced
-    from tests.gradients.helpers import derived, run_backward
-
     graph = traced(guarded, x).graph
     _, (gradient,) = run_backward(derived(graph, [x]), [x.detach()], [], [torch.ones(3, dtype=torch.float64)])
     torch.testing.assert_close(gradient, torch.tensor([3.0, 3.0, 0.5], dtype=torch.float64))
@@ -236,3 +234,68 @@ def test_choices_explain_themselves() -> None:
     assert "input x:" in text
     assert "repeats no reduction" in text
     assert text.count("saved ") == 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_classes(reduction: str, weighted: bool, smoothing: float) -> None:
+    def loss(logits, target, weight):
+        return F.cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=smoothing)
+
+    def plain(logits, target):
+        return F.cross_entropy(logits, target, reduction=reduction, label_smoothing=smoothing)
+
+    target = torch.tensor([0, 4, -100, 2, 1, 6])
+    if weighted:
+        check(loss, leaf(6, 7), target, leaf(7, low=0.5, high=1.5).detach())
+        return
+    made = check(plain, leaf(6, 7), target)
+    assert "amax" not in {op for op, _ in reductions(made)}
+    assert all(op == "sum" for op, _ in reductions(made))
+    assert len(reductions(made)) <= (1 if smoothing else 0)
+
+
+def test_cross_entropy_of_ignored_rows_only() -> None:
+    def loss(logits, target):
+        return F.cross_entropy(logits, target)
+
+    check(loss, leaf(3, 5), torch.full((3,), -100))
+
+
+def test_other_losses() -> None:
+    def losses(x, y):
+        return (
+            F.mse_loss(x, y),
+            F.l1_loss(x, y),
+            F.smooth_l1_loss(x, y),
+            F.huber_loss(x, y, delta=0.7),
+            F.binary_cross_entropy_with_logits(x, torch.sigmoid(y)),
+            F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(y)),
+            F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean"),
+        )
+
+    check(losses, leaf(4, 6), leaf(4, 6))
+
+
+def test_binary_cross_entropy_of_zero_logits() -> None:
+    def loss(x, y):
+        return F.binary_cross_entropy_with_logits(x, y)
+
+    check(
+        loss, torch.zeros(5, dtype=torch.float64, requires_grad=True), torch.tensor([0.0, 1.0, 0.5, 0.2, 1.0]).double()
+    )
+
+
+def test_lookup() -> None:
+    def picked(x, index):
+        return x.exp().gather(1, index).squeeze(1) * 2
+
+    check(picked, leaf(4, 6), torch.tensor([[0], [5], [2], [2]]))
+
+
+def test_triangle() -> None:
+    def masked_softmax(x):
+        return F.softmax(torch.tril(x), -1), torch.triu(x, 1)
+
+    check(masked_softmax, leaf(5, 5))

@@ -54,6 +54,37 @@ def test_partly_wanted() -> None:
     assert node.attribute("results") == 1
 
 
+def test_reshapes_are_repeated_not_saved() -> None:
+    def grouped(x):
+        y = x.view(x.shape[0], 2, -1)
+        return (F.softmax(y, -1) * y).flatten(1)
+
+    made = check(grouped, leaf(4, 6))
+    assert all("flatten" not in name and "opaque" not in name for name in made.saved)
+    assert PULLBACK not in {n.attribute("function") for n in made.backward if n.op == "opaque"}
+
+
+def test_reshape_of_a_computed_value() -> None:
+    def summed(x):
+        return x.exp().reshape(2, -1).sum(0)
+
+    check(summed, leaf(4, 6))
+
+
+def test_group_norm() -> None:
+    def norm(x, weight, bias):
+        return F.group_norm(x, 2, weight, bias)
+
+    check(norm, leaf(3, 4, 5), leaf(4), leaf(4))
+
+
+def test_batch_norm() -> None:
+    def norm(x, weight, bias):
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    check(norm, leaf(3, 4, 5), leaf(4), leaf(4))
+
+
 def test_not_connected() -> None:
     def places(x):
         return x.argsort(-1), x * 2

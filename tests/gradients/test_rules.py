@@ -18,7 +18,7 @@ from tests.gradients.helpers import leaf
 
 
 def test_every_op_is_covered_once() -> None:
-    differentiable = {Kind.POINTWISE, Kind.REDUCTION, Kind.REINDEX, Kind.CAST}
+    differentiable = {Kind.POINTWISE, Kind.REDUCTION, Kind.REINDEX, Kind.CAST, Kind.LOOKUP}
     wanted = {name for name, op in OPS.items() if op.kind in differentiable}
     assert RULES.keys() | FLAT | DISCRETE == wanted
     assert not RULES.keys() & FLAT
@@ -54,7 +54,7 @@ def test_no_multiplications_by_one() -> None:
     assert ops(doubled, leaf(3, 4)) == ["add"]
 
     def negated(x):
-        return -(-x)
+        return -torch.neg(x)
 
     assert ops(negated, leaf(3, 4)) == []
 
@@ -135,3 +135,13 @@ def test_flow_finds_the_cheapest_cut() -> None:
     network.connect(2, 3, INFINITE)
     assert network.saturate(0, 3) == 7
     assert network.reaching(3) == {2, 3}
+
+
+def test_detached_values_carry_no_gradient() -> None:
+    builder = Builder("stopped")
+    x = builder.input("x", torch.float32, (3,))
+    type_ = builder.tensor(x)
+    stopped = builder.add("reindex", (x,), type_, dims=(0,), detached=True)
+    made = derive(builder.finish([builder.add("mul", (x, stopped), type_), stopped]), [x])
+    assert made.differentiable == (True, False)
+    assert [n.op for n in made.backward if n.op != "input"] == ["mul"]

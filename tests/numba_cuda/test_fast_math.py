@@ -14,7 +14,7 @@ from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.interpreter.errors import TileMismatch
 from fusedsl.numba_cuda.intrinsics import fast_math
 from fusedsl.numba_cuda.kernel import Geometry, KernelSource
-from fusedsl.numba_cuda.linker import CompilationError, link
+from fusedsl.numba_cuda.linker import CompilationError, link, read_log
 from tests.numba_cuda.support import ARCHITECTURES, compiled, kernel, run
 
 #: Name -> torch's function, relative error allowed, values besides the special ones.
@@ -189,5 +189,5 @@ def test_wrong_recasts(call: str) -> None:
 def test_linking_the_same_code_twice_gives_a_log() -> None:
     first = compile_kernel(kernel("store(a, 1, None, 2.0, 1, 1, 1)", "*float32", threads=64), "sm_90a")
     cubin, log = link(first.name, first.ltoir, first.link_options)
-    assert (cubin, log) == (first.cubin, first.log)
-    assert "Used" in log
+    assert cubin == first.cubin
+    assert read_log(log).registers == first.registers > 0

@@ -12,7 +12,7 @@ import torch
 
 from fusedsl.frontend.callables.errors import NeedsStatic, OpError
 from fusedsl.frontend.callables.promotion import OperandKey, ask, promote
-from fusedsl.frontend.callables.values import Operand, ScalarValue, TensorValue, cast, plain_number
+from fusedsl.frontend.callables.values import Operand, ScalarValue, TensorValue, cast, plain_number, pointwise
 from fusedsl.graph.types import compute_dtype
 
 _asked = functools.lru_cache(maxsize=4096)(ask)
@@ -156,3 +156,8 @@ def no_inplace(inplace: bool) -> None:
     """Refuse ``inplace=True``."""
     if inplace:
         raise OpError("inplace=True is not supported", hint="leave it out and assign the result")
+
+
+def packed(value: TensorValue) -> TensorValue:
+    """The value laid out row-major whatever its inputs' strides, as eager softmax and layer_norm return it."""
+    return pointwise("contiguous", value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusedsl.frontend.callables.compose import common_dtype, static, tensor, widen
+from fusedsl.frontend.callables.compose import common_dtype, packed, static, tensor, widen
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.extents import match_extent
 from fusedsl.frontend.callables.reductions import averaged, centred_variance
@@ -60,7 +60,7 @@ def layer_norm(
         result = result * widen(weight, wide.dtype)
     if bias is not None:
         result = result + widen(bias, wide.dtype)
-    return cast(result, value.dtype)
+    return packed(cast(result, value.dtype))
 
 
 @handles("torch.layer_norm")

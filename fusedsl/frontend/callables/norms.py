@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fusedsl.frontend.callables.compose import dtype_argument, many_dims, one_dim, static, tensor, widen
+import torch.nn.functional as F
+
+from fusedsl.frontend.callables.compose import dtype_argument, many_dims, one_dim, static, tensor, widen, widen_all
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.logic import clamped
 from fusedsl.frontend.callables.reductions import reduce, refuse_empty
 from fusedsl.frontend.callables.table import everywhere, handles
-from fusedsl.frontend.callables.values import TensorValue, cast, pointwise
+from fusedsl.frontend.callables.values import TensorValue, broadcast, broadcast_shape, cast, pointwise
 
 
 def _norm(value: TensorValue, order: Any, dims: Sequence[int], keepdim: bool) -> TensorValue:
@@ -90,3 +92,28 @@ def normalize(builder: Any, input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1
     length = _vector_norm(value, p, dim, True, None)
     wide = widen(value, value.dtype)
     return cast(wide / clamped(widen(length, length.dtype), eps, None, wide.dtype), value.dtype)
+
+
+@handles("F.cosine_similarity", "torch.cosine_similarity")
+def cosine_similarity(builder: Any, x1: Any, x2: Any, dim: Any = 1, eps: Any = 1e-8) -> TensorValue:
+    a, b = tensor(x1, "cosine_similarity"), tensor(x2, "cosine_similarity")
+    dtype, (a, b) = widen_all(F.cosine_similarity, "cosine_similarity", a, b)
+    if not dtype.is_floating_point:
+        raise OpError("cosine_similarity takes floating tensors", hint="convert them with .float() first")
+    shape = broadcast_shape(builder, [a.shape, b.shape])
+    a, b = broadcast(a, shape), broadcast(b, shape)
+    dims = many_dims(one_dim(dim, a.rank), a.rank)
+    product = reduce("sum", a * b, dims)
+    for value in (a, b):
+        product = product / clamped(_norm(value, 2, dims, False), eps, None, value.dtype)
+    return cast(product, dtype)
+
+
+@handles("F.pairwise_distance", "torch.pairwise_distance")
+def pairwise_distance(
+    builder: Any, x1: Any, x2: Any, p: Any = 2.0, eps: Any = 1e-6, keepdim: Any = False
+) -> TensorValue:
+    dtype, (a, b) = widen_all(F.pairwise_distance, "pairwise_distance", x1, x2)
+    difference = a - b + eps
+    order = float(static(p, "p"))
+    return cast(_norm(difference, order, (difference.rank - 1,), static(keepdim, "keepdim")), dtype)

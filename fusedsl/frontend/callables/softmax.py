@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusedsl.frontend.callables.compose import dtype_argument, many_dims, one_dim, tensor, widen
+from fusedsl.frontend.callables.compose import dtype_argument, many_dims, one_dim, packed, tensor, widen
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.reductions import reduce
 from fusedsl.frontend.callables.table import handles
@@ -33,7 +33,7 @@ def _shifted(input: Any, dim: Any, dtype: Any, name: str) -> tuple[TensorValue, 
 def _softmax(input: Any, dim: Any, dtype: Any, name: str) -> TensorValue:
     value, shifted, dims = _shifted(input, dim, dtype, name)
     exponential = pointwise("exp", shifted)
-    return cast(exponential / reduce("sum", exponential, dims, keepdim=True), value.dtype)
+    return packed(cast(exponential / reduce("sum", exponential, dims, keepdim=True), value.dtype))
 
 
 @handles("torch.softmax", "Tensor.softmax", "special.softmax")
@@ -56,7 +56,7 @@ def softmin(builder: Any, input: Any, dim: Any = None, _stacklevel: int = 3, dty
 def _log_softmax(input: Any, dim: Any, dtype: Any) -> TensorValue:
     value, shifted, dims = _shifted(input, dim, dtype, "log_softmax")
     total = reduce("sum", pointwise("exp", shifted), dims, keepdim=True)
-    return cast(shifted - pointwise("log", total), value.dtype)
+    return packed(cast(shifted - pointwise("log", total), value.dtype))
 
 
 @handles("torch.log_softmax", "Tensor.log_softmax", "special.log_softmax")

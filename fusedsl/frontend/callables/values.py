@@ -19,6 +19,7 @@ from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.promotion import OperandKey, pointwise_rule
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.host import host_function
+from fusedsl.graph.opaque import CallTemplate, Hole, Pack
 from fusedsl.graph.types import Extent, ScalarType, Symbol, TensorType, dtype_name, extent_hint
 
 Number = bool | int | float
@@ -306,6 +307,28 @@ def gather(value: TensorValue, index: TensorValue, dim: int) -> TensorValue:
     """
     shape = value.shape[:dim] + value.shape[dim + 1 :]
     node = value.builder.add("gather", (value.id, index.id), TensorType(value.dtype, shape), dim=dim)
+    return TensorValue(value.builder, node)
+
+
+def split_dim(value: TensorValue, dim: int, outer: int) -> TensorValue:
+    """``dim`` as two dims, the outer one of a static extent that divides it: a view made by eager torch."""
+    extent = value.shape[dim]
+    builder = value.builder
+    hint = extent_hint(extent) // outer
+    inner: Extent = hint if isinstance(extent, int) or hint < 2 else Symbol(f"{extent}/{outer}", hint)
+    shape = (*value.shape[:dim], outer, inner, *value.shape[dim + 1 :])
+    call = CallTemplate((Hole(0), dim, Pack("tuple", (outer, -1))), ())
+    type_ = TensorType(value.dtype, shape)
+    node = builder.add("opaque", (value.id,), type_, function="torch.unflatten", call=call, results=1)
+    return TensorValue(builder, node)
+
+
+def merge_dims(value: TensorValue, dim: int, extent: Extent) -> TensorValue:
+    """``dim`` and the next one as one dim of ``extent``: a view made by eager torch where memory allows it."""
+    shape = (*value.shape[:dim], extent, *value.shape[dim + 2 :])
+    call = CallTemplate((Hole(0), dim, dim + 1), ())
+    type_ = TensorType(value.dtype, shape)
+    node = value.builder.add("opaque", (value.id,), type_, function="torch.flatten", call=call, results=1)
     return TensorValue(value.builder, node)
 
 

@@ -77,7 +77,7 @@ def fmod(site: Site, g: Expression) -> tuple[Flow, ...]:
     return g, -(g * apply("trunc", site.operand(0) / site.operand(1)))
 
 
-# powers -----------------------------------------------------------------------------------------------------------------
+# powers ---------------------------------------------------------------------------------------------------------------
 
 
 @rule("pow")
@@ -114,7 +114,7 @@ def _power_by_exponent(g: Expression, base: Expression, exponent: Expression, re
     return masked(value, at_zero, keep=False)
 
 
-# functions of two arguments -----------------------------------------------------------------------------------------------
+# functions of two arguments -------------------------------------------------------------------------------------------
 
 
 @rule("atan2")
@@ -141,7 +141,7 @@ def nextafter(site: Site, g: Expression) -> tuple[Flow, ...]:
     return masked(g, apply("eq", site.operand(0), site.operand(1)), keep=False), None
 
 
-# choice -----------------------------------------------------------------------------------------------------------------
+# choice ---------------------------------------------------------------------------------------------------------------
 
 
 @rule("where")

@@ -11,7 +11,7 @@ from fusedsl.gradients.patterns import exponential, root_of_squares
 from fusedsl.gradients.rules.table import Flow, Site, Upstream, plus_one, rule
 from fusedsl.graph.opaque import CallTemplate, Hole
 
-# roots and exponentials -----------------------------------------------------------------------------------------------------
+# roots and exponentials -----------------------------------------------------------------------------------------------
 
 
 @rule("sqrt")
@@ -85,7 +85,7 @@ def sigmoid(site: Site, g: Expression) -> tuple[Flow, ...]:
     return (g * ((1 - y) * y),)
 
 
-# circular functions ---------------------------------------------------------------------------------------------------------
+# circular functions ---------------------------------------------------------------------------------------------------
 
 
 @rule("sin")
@@ -122,7 +122,7 @@ def atan(site: Site, g: Expression) -> tuple[Flow, ...]:
     return (g / (x * x + 1),)
 
 
-# hyperbolic functions -------------------------------------------------------------------------------------------------------
+# hyperbolic functions -------------------------------------------------------------------------------------------------
 
 
 @rule("sinh")
@@ -164,7 +164,7 @@ def atanh(site: Site, g: Expression) -> tuple[Flow, ...]:
     return (g / (1 - x * x),)
 
 
-# special functions ----------------------------------------------------------------------------------------------------------
+# special functions ----------------------------------------------------------------------------------------------------
 
 
 @rule("erf")

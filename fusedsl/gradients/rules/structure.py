@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of reductions, broadcasts and casts."""
+"""Derivatives of reductions, broadcasts, lookups and casts."""
 
 from __future__ import annotations
 
+import torch
+
 from fusedsl.gradients.centred import sum_of
 from fusedsl.gradients.expression import Expression, apply, cast, reduce, reindex, unreduce
-from fusedsl.gradients.gradient import select
+from fusedsl.gradients.gradient import masked, select
 from fusedsl.gradients.rules.table import Flow, Site, rule
-from fusedsl.graph.types import compute_dtype
+from fusedsl.graph.types import TensorType, compute_dtype
 
 
 @rule("cast")
@@ -55,3 +57,13 @@ def prod(site: Site, g: Expression) -> tuple[Flow, ...]:
     without = select(apply("eq", zeros, 0), g * product, 0.0)
     others = apply("div", unreduce(without, dims, x.shape), nonzero)
     return (apply("where", zero, unreduce(alone, dims, x.shape), others, first_order="prod"),)
+
+
+@rule("gather", structural=True)
+def gather(site: Site, g: Expression) -> tuple[Flow, ...]:
+    """The gradient at the looked-up position of every row, 0 elsewhere."""
+    dim, shape = site.attribute("dim"), site.raw(0).shape
+    positions = site.builder.add("iota", (), TensorType(torch.int64, shape), dim=dim)
+    wanted = unreduce(site.raw(1), (dim,), shape)
+    here = apply("eq", Expression(site.builder, positions), wanted)
+    return masked(unreduce(g, (dim,), shape), here), None

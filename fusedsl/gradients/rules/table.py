@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of derivative rules, keyed by op name, and what a rule gets to see.
 
-A rule is called as ``rule(site, g)``: ``g`` is the gradient of the op's result, in the compute dtype. It returns one entry an
-operand: an Expression, a Gradient with a mask, or None where nothing flows. Every rule is linear in ``g``.
+A rule is called as ``rule(site, g)``: ``g`` is the gradient of the op's result, in the compute dtype. It returns one
+entry an operand: an Expression, a Gradient with a mask, or None where nothing flows; entries left out are None. An
+Upstream entry stands for a value further up. Every rule is linear in ``g``.
 """
 
 from __future__ import annotations

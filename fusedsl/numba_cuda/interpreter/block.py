@@ -19,8 +19,17 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from fusedsl.numba_cuda.interpreter.errors import Deadlock, Index3, KernelCrash, KernelFault
+from fusedsl.numba_cuda.interpreter.errors import (
+    Deadlock,
+    Index3,
+    KernelCrash,
+    KernelFault,
+    RemoteAccess,
+    UnfinishedCopy,
+)
+from fusedsl.numba_cuda.interpreter.ordering import Copy, Event, Order
 from fusedsl.numba_cuda.interpreter.text import KernelText, line_at
+from fusedsl.numba_cuda.kernel import Geometry
 
 WARP = 32
 
@@ -65,9 +74,14 @@ class Warp:
 
 
 class Thread:
-    """One thread of a block and everything the intrinsics ask of it."""
+    """One thread of a block and everything the intrinsics ask of it.
 
-    __slots__ = ("block", "index", "lane", "linear", "wait_name", "warp", "worker")
+    Attributes:
+        order: its clocks and knowledge, in kernels that synchronise by more than barriers of blocks and warps.
+        wait_name: what it waits for; written into a deadlock report as it is then.
+    """
+
+    __slots__ = ("block", "index", "lane", "linear", "order", "wait_name", "warp", "worker")
 
     def __init__(self, block: Block, index: Index3, linear: int, warp: Warp) -> None:
         self.block = block
@@ -75,7 +89,8 @@ class Thread:
         self.linear = linear
         self.lane = linear % WARP
         self.warp = warp
-        self.wait_name = ""
+        self.order = Order() if block.scheduler.tracked else None
+        self.wait_name: object = ""
         self.worker: Worker | None = None
 
     def arrive(self, meeting: Meeting, name: str, site: int) -> bool:
@@ -97,7 +112,7 @@ class Thread:
         self.block.scheduler.ready.extend(meeting.waiting)
         meeting.waiting = []
 
-    def park(self, name: str) -> None:
+    def park(self, name: object) -> None:
         """Let others run until somebody puts this thread back into the queue."""
         self.wait_name = name
         self.block.scheduler.hub.switch()
@@ -119,6 +134,8 @@ class Thread:
 
     def may_see(self, stamp: int) -> bool:
         """Whether an unordered write may be visible: in the warp by a warp barrier, of another block by an atomic."""
+        if self.order is not None and self.order.known:
+            return True  # by an mbarrier, a named or a cluster barrier
         if stamp >> (_EPOCH_BITS + _THREAD_BITS) != self.block.number:
             return self.block.has_synchronised
         return (stamp & ((1 << _THREAD_BITS) - 1)) // WARP == self.linear // WARP and self.warp.sync_epoch > 0
@@ -141,6 +158,8 @@ class Block:
         has_synchronised: one of its threads has done an atomic operation on global memory.
         shared: shared arrays by call site; the dynamic part at -1.
         shared_bytes: what they take.
+        cluster: number of its cluster.
+        named: its named barriers by id.
     """
 
     def __init__(self, scheduler: Scheduler, number: int) -> None:
@@ -154,6 +173,8 @@ class Block:
         self.warps = [Warp(min(WARP, size - start)) for start in range(0, size, WARP)]
         self.shared: dict[int, Any] = {}
         self.shared_bytes = 0
+        self.cluster = number // scheduler.geometry.cluster
+        self.named: dict[int, Any] = {}
         self.threads = [
             Thread(self, index, linear, self.warps[linear // WARP]) for linear, index in enumerate(scheduler.indices)
         ]
@@ -216,7 +237,12 @@ class Scheduler:
         body: the kernel with its arguments bound.
         ready: threads that can run, in order.
         running: threads of the live blocks that have not returned.
+        geometry: the launch.
         dynamic_smem_bytes: size of each block's dynamic shared array.
+        tracked: the kernel text uses what needs `ordering`.
+        blocks: the live blocks by number.
+        landing: what asynchronous copies still have to do; done when no thread can run, so as late as can be.
+        visits: accesses to the shared memory of a block that must be over before it ends: other blocks', and copies.
     """
 
     def __init__(
@@ -224,19 +250,22 @@ class Scheduler:
         text: KernelText,
         code: CodeType,
         body: Callable[[], object],
-        grid: Index3,
-        shape: Index3,
-        dynamic_smem_bytes: int,
+        geometry: Geometry,
         context: Context,
     ) -> None:
         self.text = text
         self.code = code
         self.body = body
-        self.grid = grid
-        self.shape = shape
+        self.geometry = geometry
+        self.grid = geometry.grid
+        self.shape = shape = geometry.block
         self.threads = shape[0] * shape[1] * shape[2]
         self.indices = [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
-        self.dynamic_smem_bytes = dynamic_smem_bytes
+        self.dynamic_smem_bytes = geometry.dynamic_smem_bytes
+        self.tracked = text.is_asynchronous
+        self.blocks: dict[int, Block] = {}
+        self.landing: deque[Callable[[], None]] = deque()
+        self.visits: list[tuple[Block, Event]] = []
         self.context = context
         self.ready: deque[Thread] = deque()
         self.running = 0
@@ -264,10 +293,15 @@ class Scheduler:
         """
         blocks = [Block(self, number) for number in numbers]
         everyone = thread_order([thread for block in blocks for thread in block.threads])
+        self.blocks = {block.number: block for block in blocks}
+        self.visits.clear()
         self.ready.extend(everyone)
         self.running = len(everyone)
-        ready, idle = self.ready, self.idle
-        while ready:
+        ready, idle, landing = self.ready, self.idle, self.landing
+        while ready or landing:
+            if not ready:
+                landing.popleft()()
+                continue
             thread = ready.popleft()
             worker = thread.worker
             if worker is None:
@@ -284,6 +318,9 @@ class Scheduler:
             fault = self.describe_deadlock(blocks)
             self.abandon(everyone)
             raise fault
+        for block, event in self.visits:
+            if not any(event.is_before(thread) for thread in block.threads):
+                raise self.describe_visit(block, event)
 
     def new_worker(self) -> Worker:
         """A greenlet whose NumPy is as quiet as a GPU."""
@@ -294,6 +331,7 @@ class Scheduler:
     def abandon(self, threads: Iterable[Thread]) -> None:
         """Unwind the parked threads of a failed launch."""
         self.ready.clear()
+        self.landing.clear()
         for thread in threads:
             if thread.worker is not None:
                 thread.worker.throw(Abandoned)
@@ -311,12 +349,12 @@ class Scheduler:
 
     def describe_deadlock(self, blocks: list[Block]) -> Deadlock:
         """Who waits where, and who has returned."""
-        places: dict[tuple[str, int], list[Thread]] = {}
+        places: dict[tuple[object, int], list[Thread]] = {}
         stuck = next(block for block in blocks if any(t.worker is not None for t in block.threads))
         for thread in stuck.threads:
             frame: FrameType | None = None if thread.worker is None else thread.worker.gr_frame
             line = self.text.line_of(frame)
-            places.setdefault((thread.wait_name, line), []).append(thread)
+            places.setdefault((str(thread.wait_name), line), []).append(thread)
         lines = []
         first: tuple[int, Thread] | None = None
         for (name, line), threads in places.items():
@@ -333,6 +371,21 @@ class Scheduler:
             expected="every thread of the group at the same barrier or collective",
         )
         fault.locate(self.text.span(first[0]), None, None, self.text.origin(first[0]))
+        return fault
+
+    def describe_visit(self, block: Block, event: Event) -> KernelFault:
+        """An access to the shared memory of a block that has ended perhaps too early for it."""
+        line = self.line_at(event.site)
+        thread = event.thread
+        fault: KernelFault
+        if isinstance(event, Copy):
+            fault = UnfinishedCopy(f"block {block.index} ends without waiting for this {event.what}", hint=event.wait)
+        else:
+            fault = RemoteAccess(
+                f"{event.what} touches the shared memory of block {block.index}, which may have ended before",
+                hint="cluster_arrive() and cluster_wait() after the last access, in every block",
+            )
+        fault.locate(self.text.span(line), thread.index, thread.block.index, self.text.origin(line))
         return fault
 
 

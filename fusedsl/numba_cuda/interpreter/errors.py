@@ -71,6 +71,18 @@ class GlobalRace(KernelFault):
     """Two threads of a launch write different values to one element of global memory, with nothing that orders them."""
 
 
+class UnfinishedCopy(KernelFault):
+    """An asynchronous copy that has not been waited for: its elements are touched, or the block ends."""
+
+
+class BarrierMisuse(KernelFault):
+    """An mbarrier that is not initialised, or gets more arrivals than it counts; a barrier called out of turn."""
+
+
+class RemoteAccess(KernelFault):
+    """Shared memory of a block of the cluster that may not have started yet, or may have ended."""
+
+
 class Deadlock(KernelFault):
     """Threads wait for others that will never come."""
 

@@ -129,9 +129,8 @@ def interpret(
         )
     _check_geometry(source, geometry)
     bound = [bind_argument(*item) for item in zip(names, source.signature, arguments, strict=True)]
-    scheduler = Scheduler(
-        text, code, lambda: function(*bound), geometry.grid, geometry.block, geometry.dynamic_smem_bytes, _CONTEXT
-    )
+    scheduler = Scheduler(text, code, lambda: function(*bound), geometry, _CONTEXT)
+    scheduler.pointers = [value for value in bound if isinstance(value, Pointer)]
     thread_order = _thread_order(order)
     for numbers in _live_together(geometry, order):
         scheduler.run(numbers, thread_order)

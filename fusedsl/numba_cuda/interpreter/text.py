@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import linecache
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -14,6 +15,9 @@ from typing import Any
 import attrs
 
 from fusedsl.graph.span import SourceSpan
+
+
+_ASYNCHRONOUS = re.compile(r"\b(async_copy|mbarriers|cluster_arrive|remote_\w+|bulk_\w+|named_barrier)\(")
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -44,6 +48,11 @@ class KernelText:
         entry = (len(self.text), None, [line + "\n" for line in self.lines], self.filename)
         linecache.cache[self.filename] = entry
         return compile(self.text, self.filename, "exec")
+
+    @cached_property
+    def is_asynchronous(self) -> bool:
+        """Whether threads are ordered by more than the barriers of blocks and warps: see `ordering`."""
+        return _ASYNCHRONOUS.search(self.text) is not None
 
     def function(self, names: Mapping[str, Any]) -> FunctionType:
         """The kernel as a function whose globals are ``names`` and the text's own constants."""

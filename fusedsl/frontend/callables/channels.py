@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms over channels (dim 1): group_norm, instance_norm, and batch_norm with given statistics.
+
+Computed in at least float32 and rounded once. What updates running statistics is left to eager torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusedsl.frontend.callables.compose import static, static_int, tensor, widen
+from fusedsl.frontend.callables.errors import OpError
+from fusedsl.frontend.callables.reductions import centred_variance
+from fusedsl.frontend.callables.table import handles
+from fusedsl.frontend.callables.values import TensorValue, cast, merge_dims, pointwise, reindex, split_dim
+from fusedsl.graph.types import Extent, dtype_name, extent_hint
+
+
+def _input(input: Any, rank: int, name: str) -> TensorValue:
+    value = tensor(input, name)
+    if not value.dtype.is_floating_point:
+        raise OpError(f"{name} takes a floating tensor, got {dtype_name(value.dtype)}", hint="input.float()")
+    if value.rank < rank:
+        raise OpError(f"{name} takes a tensor of at least {rank} dims, got {value.rank}")
+    return value
+
+
+def _per_channel(value: TensorValue, parameter: Any, name: str) -> TensorValue | None:
+    """A parameter of one number a channel, checked; None if there is none."""
+    if parameter is None:
+        return None
+    found = tensor(parameter, name)
+    if found.hint_shape != (extent_hint(value.shape[1]),):
+        raise OpError(f"{name} has shape {found.hint_shape}, there are {value.hint_shape[1]} channels")
+    value.builder.unify(found.shape[0], value.shape[1])
+    return tensor(parameter, name)
+
+
+def _spread(parameter: TensorValue, dims: Sequence[int], like: TensorValue) -> TensorValue:
+    """A parameter whose dims are ``dims`` of ``like``, in the dtype and shape of ``like``."""
+    places = [dims.index(d) if d in dims else None for d in range(like.rank)]
+    return widen(reindex(parameter, places, like.shape), like.dtype)  # type: ignore[no-any-return]
+
+
+def _standardised(value: TensorValue, dims: Sequence[int], eps: Any) -> TensorValue:
+    variance, mean = centred_variance(value, dims, keepdim=True)
+    return (value - mean) * pointwise("rsqrt", variance + eps)
+
+
+def _affine(result: TensorValue, parameters: Sequence[TensorValue | None], dims: Sequence[int]) -> TensorValue:
+    weight, bias = parameters
+    if weight is not None:
+        result = result * _spread(weight, dims, result)
+    return result if bias is None else result + _spread(bias, dims, result)
+
+
+@handles("F.group_norm")
+def group_norm(
+    builder: Any, input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+) -> Any:
+    """Channels are split into groups by views; everything between the views is one normalisation."""
+    value = _input(input, 2, "group_norm")
+    groups = static_int(num_groups, "num_groups")
+    channels = value.shape[1]
+    if groups < 1 or extent_hint(channels) % groups:
+        raise OpError(f"group_norm: {value.hint_shape[1]} channels do not split into {groups} groups")
+    parameters = [_per_channel(value, p, name) for p, name in ((weight, "weight"), (bias, "bias"))]
+    if 0 in value.hint_shape:
+        return NotImplemented
+    value = tensor(input, "group_norm")
+    split = split_dim(value, 1, groups)
+    wide = widen(split, value.dtype)
+    result = _standardised(wide, tuple(range(2, wide.rank)), eps)
+    halves = [None if p is None else _like(split_dim(p, 0, groups), split.shape[1:3]) for p in parameters]
+    return merge_dims(cast(_affine(result, halves, (1, 2)), value.dtype), 1, builder.resolve(channels))
+
+
+def _like(value: TensorValue, shape: tuple[Extent, ...]) -> TensorValue:
+    for a, b in zip(value.shape, shape, strict=True):
+        value.builder.unify(a, b)
+    return value
+
+
+@handles("torch.group_norm")
+def torch_group_norm(
+    builder: Any,
+    input: Any,
+    num_groups: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-05,
+    cudnn_enabled: Any = True,
+) -> Any:
+    return group_norm(builder, input, num_groups, weight, bias, eps)
+
+
+@handles("F.instance_norm")
+def instance_norm(
+    builder: Any,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: Any = True,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> Any:
+    if not static(use_input_stats, "use_input_stats"):
+        return batch_norm(builder, input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        return NotImplemented  # they are updated
+    value = _input(input, 3, "instance_norm")
+    if 0 in value.hint_shape:
+        return NotImplemented
+    dims = tuple(range(2, value.rank))
+    if all(extent_hint(value.shape[d]) == 1 for d in dims):
+        raise OpError(f"instance_norm takes more than one element a channel, got shape {value.hint_shape}")
+    parameters = [_per_channel(value, p, name) for p, name in ((weight, "weight"), (bias, "bias"))]
+    wide = widen(tensor(input, "instance_norm"), value.dtype)
+    return cast(_affine(_standardised(wide, dims, eps), parameters, (1,)), value.dtype)
+
+
+@handles("F.batch_norm")
+def batch_norm(
+    builder: Any,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: Any = False,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+) -> Any:
+    if static(training, "training"):
+        return NotImplemented
+    value = _input(input, 2, "batch_norm")
+    names = ("running_mean", "running_var", "weight", "bias")
+    given = zip((running_mean, running_var, weight, bias), names, strict=True)
+    mean, variance, scale, shift = (_per_channel(value, p, name) for p, name in given)
+    if mean is None or variance is None:
+        raise OpError("batch_norm needs running_mean and running_var when it is not training")
+    wide = widen(tensor(input, "batch_norm"), value.dtype)
+    inverse = pointwise("rsqrt", widen(variance, wide.dtype) + eps)
+    result = (wide - _spread(mean, (1,), wide)) * _spread(inverse, (1,), wide)
+    return cast(_affine(result, (scale, shift), (1,)), value.dtype)
