@@ -16,7 +16,7 @@ demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup --assemble $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

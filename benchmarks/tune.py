@@ -22,7 +22,7 @@ import fusedsl
 from benchmarks.harness import relative_error
 from benchmarks.operations import NORMS, POINTWISE, REDUCTIONS, SHAPES, Operation
 from benchmarks.timing import L2Flush, measure_copy_gbps, measure_gpu
-from fusedsl.dispatch import layout_of
+from fusedsl.programs import layout_of
 from fusedsl.host_scalars import compile_host
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.device import properties
@@ -129,7 +129,10 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
         found = list(shared_candidates(columns, base))
     else:
         found = [
-            attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1)) for t in (32, 64, 128, 256, 512) for b in (1, 2, 4) for r in (128,)
+            attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1))
+            for t in (32, 64, 128, 256, 512)
+            for b in (1, 2, 4)
+            for r in (128,)
         ]
     return list(dict.fromkeys([base, *found]))
 
@@ -162,10 +165,14 @@ def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: i
     base = scheduler.compute_heuristics(problem)
     calls, rows = {}, []
     seen = set()
-    plans = [(str(params), scheduler.schedule(problem, params)) for params in candidates(operation.name, shape[1], base)]
+    plans = [
+        (str(params), scheduler.schedule(problem, params)) for params in candidates(operation.name, shape[1], base)
+    ]
     plans += [(f"{label} {plans[0][0]}", respell(plans[0][1], old, new)) for label, old, new in HINTS]
     for params, plan in plans:
-        key = tuple((l.geometry, l.source.min_blocks, l.source.text.partition("\n\n")[2], l.arguments) for l in plan.launches)
+        key = tuple(
+            (l.geometry, l.source.min_blocks, l.source.text.partition("\n\n")[2], l.arguments) for l in plan.launches
+        )
         if key in seen:
             continue
         seen.add(key)
@@ -180,7 +187,13 @@ def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: i
         kernel = call.kernels[0]  # type: ignore[attr-defined]
         calls[params] = call
         rows.append(
-            {"params": params, "error": error, "registers": kernel.registers, "spill": kernel.spill_bytes, "base": params == str(base)}
+            {
+                "params": params,
+                "error": error,
+                "registers": kernel.registers,
+                "spill": kernel.spill_bytes,
+                "base": params == str(base),
+            }
         )
     timings = measure_gpu(calls, L2Flush(), repeats)
     traffic = operation.traffic_bytes(shape, torch.bfloat16)
@@ -211,7 +224,10 @@ def main() -> None:
         results[f"{operation.name} {shape[0]}x{shape[1]}"] = rows
         print(f"\n{operation.name} {shape[0]}x{shape[1]}")
         for row in [*rows[: options.show], *[r for r in rows[options.show :] if r["base"]]]:
-            print(f"  {row['gbps']:5d} err {row['error']:.1e} regs {row['registers']:3d} spill {row['spill']} {'*' if row['base'] else ' '} {row['params']}", flush=True)
+            print(
+                f"  {row['gbps']:5d} err {row['error']:.1e} regs {row['registers']:3d} spill {row['spill']} {'*' if row['base'] else ' '} {row['params']}",
+                flush=True,
+            )
         torch.cuda.empty_cache()
     if options.out:
         pathlib.Path(options.out).write_text(json.dumps(results, indent=1))

@@ -16,7 +16,7 @@ from typing_extensions import ParamSpec, Self
 
 from fusedsl.arguments import check_arguments, is_fake
 from fusedsl.dispatch import MISS, Dispatcher
-from fusedsl.explain import Explanation, compile_call, explain_call, kernels_of, plan_call
+from fusedsl.explain import Explanation, backward_graph, compile_call, explain_call, plan_call
 from fusedsl.frontend.trace import check_function
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.span import FuseError
@@ -77,43 +77,57 @@ class FusedFunction(Generic[P, R]):
         values = check_arguments(dispatcher.name, dispatcher.names, values, allow_meta=True)
         return dispatcher.entry(values, dict(zip(dispatcher.names, values, strict=True))).trace.graph
 
-    def source(self, *args: Any, arch: str | None = None, **kwargs: Any) -> str:
+    def backward_graph(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        """The graph of the gradients of a call: of the tensors that require grad; if none does, of all floating ones.
+
+        Raises:
+            GradientError: the function cannot be differentiated.
+        """
+        return backward_graph(self._dispatcher, self._dispatcher.bind(*args, **kwargs))
+
+    def source(self, *args: Any, arch: str | None = None, backward: bool = False, **kwargs: Any) -> str:
         """The text of the kernels of a call, one string.
 
         Args:
             *args: the call's arguments.
             arch: see ``explain``.
+            backward: see ``explain``.
             **kwargs: the call's keyword arguments.
         """
-        program = plan_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch)
-        return "\n\n".join(source.text.rstrip() + "\n" for source in kernels_of(program))
+        plan = plan_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch, backward)
+        return "\n\n".join(source.text.rstrip() + "\n" for source in plan.kernels)
 
-    def explain(self, *args: Any, arch: str | None = None, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, arch: str | None = None, backward: bool = False, **kwargs: Any) -> Explanation:
         """How a call is run: graph, segments, the scheduler of each, why others refused, parameters, kernel text.
 
         Args:
             *args: the call's arguments.
             arch: the GPU to plan for: "A100", "H100", "H200", "sm_80", "sm_90a". None: the GPU the tensors are on, or
                 ``fusedsl.config.interpret_arch`` for CPU and meta tensors.
+            backward: explain a call that records gradients, and the gradients: what is saved and computed again, and
+                why. The gradients are those of the tensors that require grad; if none does, of all floating tensors.
             **kwargs: the call's keyword arguments.
 
         Raises:
             FuseError: the call cannot be fused.
         """
-        return explain_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch)
+        return explain_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch, backward)
 
-    def compile(self, *args: Any, arch: str | None = None, **kwargs: Any) -> tuple[CompiledKernel, ...]:
+    def compile(
+        self, *args: Any, arch: str | None = None, backward: bool = False, **kwargs: Any
+    ) -> tuple[CompiledKernel, ...]:
         """Compile the kernels of a call; needs no GPU.
 
         Args:
             *args: the call's arguments.
             arch: see ``explain``.
+            backward: see ``explain``.
             **kwargs: the call's keyword arguments.
 
         Returns:
             Per kernel ``ptx``, ``cubin``, ``registers``, ``spill_bytes``, ``smem_bytes``, ``log``.
         """
-        return compile_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch)
+        return compile_call(self._dispatcher, self._dispatcher.bind(*args, **kwargs), arch, backward)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFusedFunction(self, instance)
@@ -156,7 +170,7 @@ class BoundFusedFunction:
         if name in ("__func__", "__self__"):  # not there yet: some tool looks at the object while it is being made
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        if name in ("reference", "graph", "source", "explain", "compile"):
+        if name in ("reference", "graph", "backward_graph", "source", "explain", "compile"):
             return functools.partial(found, self.__self__)
         return found
 

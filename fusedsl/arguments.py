@@ -43,10 +43,6 @@ class ArgumentError(FuseError, TypeError):
     """An argument that fusedsl cannot take: its name, what it is, and what is allowed."""
 
 
-class GradientError(FuseError):
-    """An argument requires grad while gradients are being recorded; fusedsl has none yet."""
-
-
 def make_binder(
     fn: Callable[..., Any], signature: inspect.Signature
 ) -> tuple[tuple[str, ...], Callable[..., tuple[Any, ...]]]:
@@ -125,7 +121,6 @@ def check_tensor(function: str, name: str, value: Tensor, *, allow_meta: bool) -
 
     Raises:
         ArgumentError: subclass, functorch tensor, layout, device or dtype.
-        GradientError: it requires grad and gradients are being recorded.
     """
     hint = _tensor_hint(value, allow_meta)
     if hint is not None:
@@ -133,12 +128,6 @@ def check_tensor(function: str, name: str, value: Tensor, *, allow_meta: bool) -
             f"argument {name!r} of {function} is a {describe(value)}",
             expected="a dense CPU or CUDA torch.Tensor of a bool, integer or real floating dtype",
             hint=hint,
-        )
-    if value.requires_grad and torch.is_grad_enabled():
-        raise GradientError(
-            f"argument {name!r} of {function} requires grad ({describe(value)}), and fusedsl computes no gradients yet",
-            expected="inputs that need no gradient, or a call under torch.no_grad()",
-            hint=f"with torch.no_grad(), {name}.detach(), or {function}.reference(...), which is plain PyTorch",
         )
 
 
@@ -168,7 +157,6 @@ def check_arguments(
 
     Raises:
         ArgumentError: a wrong type, layout, dtype or device, or tensors on two devices.
-        GradientError: a tensor requires grad and gradients are being recorded.
     """
     tensors: list[tuple[str, Tensor]] = []
     for name, value in zip(names, values, strict=True):

@@ -21,17 +21,16 @@ import torch
 from torch import Tensor
 
 from fusedsl.arguments import check_arguments, check_devices, check_tensor, describe, make_binder
+from fusedsl.autograd import Recorder
 from fusedsl.config import config, logger
-from fusedsl.executor import Run, bind_program, build_tree
+from fusedsl.executor import Run, build_tree
 from fusedsl.frame import picker
 from fusedsl.frontend.guards import compile_accessors, compile_guards, explain_failure, is_volatile
 from fusedsl.frontend.records import AccessPath, Guard, Trace
 from fusedsl.frontend.trace import trace as trace_function
-from fusedsl.keys import ALIGNMENT, NoKey, call_key, key_function, quick_check, trace_key
-from fusedsl.numba_cuda.device import DeviceProperties, properties, resolve
+from fusedsl.keys import NoKey, call_key, key_function, quick_check, trace_key
 from fusedsl.options import Options
-from fusedsl.pipeline import Program, build_program
-from fusedsl.schedulers.base import Layout
+from fusedsl.programs import device_of, trim
 from fusedsl.stats import COUNTERS
 
 #: What a ready call returns when its guards do not hold.
@@ -60,37 +59,14 @@ class TraceEntry:
         holds: whether the guards hold for arguments by name.
         fetch: the tensors and scalars of a call, from arguments by name.
         assumed: what the trace assumes of its tensors (captured ones are in no key).
-        programs: runnable programs by the layouts of the tensors, least recently used first.
+        recorder: runs the trace's graph, with gradients where they are asked for.
     """
 
     trace: Trace
     holds: Callable[[Mapping[str, Any]], bool]
     fetch: Callable[[Mapping[str, Any]], tuple[tuple[Tensor, ...], tuple[Any, ...]]]
     assumed: tuple[Any, ...]
-    programs: dict[tuple[Any, ...], Run] = attrs.field(factory=dict)
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    """Sizes, strides and alignment of a tensor; a meta tensor counts as aligned."""
-    alignment = 16 if tensor.device.type == "meta" else ALIGNMENT[tensor.data_ptr() & 15]
-    return Layout(tuple(tensor.shape), tuple(tensor.stride()), alignment)
-
-
-def device_of(tensors: tuple[Tensor, ...]) -> torch.device:
-    """The device a call runs on: that of its tensors, the CPU if it has none."""
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
-def properties_of(device: torch.device) -> DeviceProperties:
-    """The GPU to plan for: the device itself; for CPU and meta tensors the one ``config.interpret_arch`` names."""
-    return properties(device.index) if device.type == "cuda" else resolve(config.interpret_arch)
-
-
-def trim(cache: dict[Any, Any], limit: int) -> None:
-    """Forget the oldest half of a cache that has outgrown its limit."""
-    if len(cache) > limit:
-        for key in list(cache)[: len(cache) // 2]:
-            del cache[key]
+    recorder: Recorder
 
 
 class Dispatcher:
@@ -154,7 +130,7 @@ class Dispatcher:
         with self._lock:
             entry = self.entry(values, arguments)
             tensors, scalars = self.fetch(entry, arguments)
-            run = self._run(entry, tensors)
+            run = entry.recorder.find(tensors, device_of(tensors))
             self._remember(values, self._ready(entry, values, tensors, run))
         return build_tree(entry.trace.outputs)(run(tensors, scalars), tensors)
 
@@ -179,23 +155,6 @@ class Dispatcher:
         check_devices(self.name, named)
         return tuple(tensor.resolve_neg() for tensor in tensors), scalars
 
-    def _run(self, entry: TraceEntry, tensors: tuple[Tensor, ...]) -> Run:
-        """The program for these layouts, ready to run."""
-        key = tuple((tensor.dtype, layout_of(tensor), tensor.device) for tensor in tensors)
-        run = entry.programs.pop(key, None)
-        if run is None:
-            device = device_of(tensors)
-            program = self.program(entry.trace, tensors, properties_of(device))
-            run = bind_program(program, tensors, device)
-        entry.programs[key] = run
-        trim(entry.programs, config.max_cached_calls)
-        return run
-
-    def program(self, trace: Trace, tensors: tuple[Tensor, ...], device: DeviceProperties) -> Program:
-        """Plan a trace for the layouts of ``tensors`` on ``device``."""
-        COUNTERS.plans += 1
-        return build_program(trace, tuple(layout_of(tensor) for tensor in tensors), device, self.options)
-
     # traces --------------------------------------------------------------------------------------------------------
 
     def entry(self, values: tuple[Any, ...], arguments: Mapping[str, Any]) -> TraceEntry:
@@ -215,7 +174,8 @@ class Dispatcher:
             bound = inspect.BoundArguments(self.signature, OrderedDict(arguments))
             trace = trace_function(self.fn, bound, self.options)
             fetch = compile_accessors(trace, self.fn)
-            entry = TraceEntry(trace, compile_guards(trace, self.fn), fetch, trace_key(fetch(arguments)[0]))
+            recorder = Recorder(trace.graph, self.options.numerics)
+            entry = TraceEntry(trace, compile_guards(trace, self.fn), fetch, trace_key(fetch(arguments)[0]), recorder)
             known.insert(0, entry)
             return entry
 

@@ -2,7 +2,7 @@
 """The keys under which calls and traces are found.
 
 The key of a call holds all that a planned program assumes of its arguments: per tensor dtype, sizes, strides, device,
-alignment and whether it requires grad; the value of static arguments; only the kind of numbers. Lists, tuples and
+alignment, whether it requires grad and whether that is recorded; the value of static arguments; only the kind of numbers. Lists, tuples and
 dicts are looked into. Of any other object only the type is held: what the trace read of it is guarded by the trace.
 
 Building it is a good part of a cached call, so the function that does it is generated for every combination of argument
@@ -49,7 +49,7 @@ class NoKey(Exception):
 
 
 #: What the key holds of a tensor; ``{n}`` is the argument. A negative device index is the CPU's or a meta tensor's.
-_TENSOR_CHECK = "    g{n} = a{n}.requires_grad\n    if a{n}.is_neg() or (g{n} and grad_enabled()): raise NoKey\n"
+_TENSOR_CHECK = "    g{n} = a{n}.requires_grad and (2 if grad_enabled() else 1)\n    if a{n}.is_neg(): raise NoKey\n"
 _TENSOR_DEVICE = "    d{n} = a{n}.get_device()\n    if d{n} < 0: d{n} = a{n}.device.type\n"
 _TENSOR_ITEMS = "a{n}.dtype, a{n}.shape, a{n}.stride(), d{n}, alignment[a{n}.data_ptr() & 15], g{n}"
 
@@ -109,18 +109,19 @@ def _tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _check_factory(kinds: tuple[type, ...]) -> Callable[..., Callable[..., bool]] | None:
+def _check_factory(kinds: tuple[type, ...], requires_grad: bool) -> Callable[..., Callable[..., bool]] | None:
     tensors = [n for n, kind in enumerate(kinds) if kind is Tensor or kind is Parameter]
     statics = [n for n, kind in enumerate(kinds) if kind in STATIC_TYPES]
     others = [kind for n, kind in enumerate(kinds) if n not in tensors and n not in statics]
     if not tensors or any(kind is not float and kind is not int for kind in others):
         return None
     tests = [f"alike({', '.join(f'a{n}' for n in tensors)})", "default_dtype() is dtype"]
+    tests += ["grad_enabled() is recording"] if requires_grad else []
     tests += [f"a{n}.data_ptr() & 15 == e{n}" for n in tensors] + [f"a{n} == e{n}" for n in statics]
     parameters = ", ".join(f"a{n}" for n in range(len(kinds)))
     expected = ", ".join(f"e{n}" for n in range(len(kinds)))
-    text = f"def make(alike, dtype, {expected}):\n    return lambda {parameters}: {' and '.join(tests)}\n"
-    names: dict[str, Any] = {"default_dtype": torch.get_default_dtype}
+    text = f"def make(alike, dtype, recording, {expected}):\n    return lambda {parameters}: {' and '.join(tests)}\n"
+    names: dict[str, Any] = {"default_dtype": torch.get_default_dtype, "grad_enabled": torch.is_grad_enabled}
     exec(text, names)
     found: Callable[..., Callable[..., bool]] = names["make"]
     return found
@@ -131,12 +132,13 @@ def quick_check(values: tuple[Any, ...]) -> Callable[..., bool] | None:
 
     None where there is none: the arguments have other than tensors, numbers and plain static values.
     """
-    factory = _check_factory(tuple(map(type, values)))
+    requires_grad = any(isinstance(value, Tensor) and value.requires_grad for value in values)
+    factory = _check_factory(tuple(map(type, values)), requires_grad)
     alike = _tensor_guards([value for value in values if isinstance(value, Tensor)]) if factory is not None else None
     if factory is None or alike is None:
         return None
     expected = (value.data_ptr() & 15 if isinstance(value, Tensor) else value for value in values)
-    return factory(alike, torch.get_default_dtype(), *expected)
+    return factory(alike, torch.get_default_dtype(), torch.is_grad_enabled(), *expected)
 
 
 def _describe(value: Any, kind: type) -> Any:

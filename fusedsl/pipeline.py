@@ -9,27 +9,26 @@ from types import ModuleType
 from typing import Any
 
 import attrs
-import torch
 
-from fusedsl.analysis.persistent import find_persistent_buffers
-from fusedsl.analysis.reductions import find_reductions
-from fusedsl.analysis.segment import Subgraph, compute_nodes, extract, find_segments, is_view
+from fusedsl.analysis.facts import Facts, analyse
+from fusedsl.analysis.merge import find_segments
+from fusedsl.analysis.segment import Accept, Subgraph, extract, is_view
+from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_of
 from fusedsl.frontend.records import Trace
-from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
-from fusedsl.graph.types import Symbol, TensorType
+from fusedsl.layouts import distinct_bytes, stored_layouts
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.options import Options
 from fusedsl.schedulers import SCHEDULERS
 from fusedsl.schedulers.base import (
+    Argument,
     KernelPlan,
     Layout,
     Problem,
     Refusal,
     ScalarArgument,
     TensorArgument,
-    extent_size,
 )
 
 
@@ -43,9 +42,8 @@ class Segment:
         origin: per node of ``graph``, the node of the whole graph.
         params: the scheduler's parameters (None for eager).
         plan: kernels, with arguments that name nodes of the whole graph (None for eager).
-        reductions: names of the reductions.
-        persistent_buffers: names of the values kept across a reduction.
         rejections: scheduler name -> why it did not take the segment.
+        problem: what it was planned for.
     """
 
     scheduler: str
@@ -53,15 +51,29 @@ class Segment:
     origin: tuple[int, ...]
     params: Any
     plan: KernelPlan | None
-    reductions: tuple[str, ...]
-    persistent_buffers: tuple[str, ...]
     rejections: dict[str, str] = attrs.field(hash=False)
+    problem: Problem = attrs.field(repr=False)
 
     @property
     def source(self) -> str:
         """The text of the segment's kernels."""
         launches = self.plan.launches if self.plan is not None else ()
         return "\n\n".join(launch.source.text for launch in launches)
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The analysis of the segment; made when first asked for."""
+        return analyse(self.graph, self.problem.layouts, self.problem.device)
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The reductions: name, type, roles."""
+        return reductions_of(self.facts)
+
+    @property
+    def persistent_buffers(self) -> tuple[Buffer, ...]:
+        """The values kept across a reduction: bytes, where each is resolved, whether it is projected and why."""
+        return buffers_of(self.facts)
 
 
 @attrs.frozen
@@ -97,37 +109,64 @@ def build_program(trace: Trace, layouts: tuple[Layout, ...], device: DevicePrope
 
 def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DeviceProperties, numerics: str) -> Program:
     """The program of a graph whose inputs have the given layouts."""
-    layouts = {**inputs, **_result_layouts(graph, inputs)}
+    layouts = {**inputs, **stored_layouts(graph, inputs)}
 
     def problem(part: Subgraph) -> Problem:
         wanted = (*part.graph.inputs, *part.graph.outputs)
-        found = {i: layouts[part.origin[i]] for i in wanted}
+        found = {i: layouts[part.origin[i]] for i in wanted if part.graph[i].is_tensor}
         return Problem(part.graph, found, device, numerics)
 
     def accept(part: Subgraph) -> bool:
         return _choose(problem(part))[0] is not None
 
-    segments = []
-    for members in find_segments(graph, accept):
-        segments.append(_segment(graph, extract(graph, members), problem))
+    key = (graph, device, numerics, tuple(_order(inputs[i]) for i in graph.inputs))
+    parts = [extract(graph, members) for members in _segmentation(key, graph, layouts, accept)]
+    segments = tuple(_segment(part, problem(part)) for part in parts)
     written = {s.origin[o] for s in segments for o in s.graph.outputs if s.graph[o].is_tensor}
     views = tuple(o for o in dict.fromkeys(graph.outputs) if is_view(graph, o))
-    return Program(graph, tuple(segments), {n: layouts[n] for n in sorted(written)}, views, device)
+    return Program(graph, segments, {n: layouts[n] for n in sorted(written)}, views, device)
 
 
-def _segment(graph: Graph, part: Subgraph, problem: Any) -> Segment:
+def _segment(part: Subgraph, problem: Problem) -> Segment:
     scheduler: ModuleType | None = None
     rejections: dict[str, str] = {}
     if not any(OPS[node.op].kind is Kind.OPAQUE for node in part.graph):
-        scheduler, rejections = _choose(problem(part))
-    names = tuple(part.graph[i].name for i in find_reductions(part.graph).nodes)
+        scheduler, rejections = _choose(problem)
     if scheduler is None:
-        return Segment("eager", part.graph, part.origin, None, None, names, (), rejections)
-    asked = problem(part)
-    params = scheduler.compute_heuristics(asked)
-    plan = _renumber(scheduler.schedule(asked, params), part.origin)
-    buffers = tuple(part.graph[b.node].name for b in find_persistent_buffers(part.graph))
-    return Segment(scheduler.NAME, part.graph, part.origin, params, plan, names, buffers, rejections)
+        return Segment("eager", part.graph, part.origin, None, None, rejections, problem)
+    params = scheduler.compute_heuristics(problem)
+    plan = _renumber(scheduler.schedule(problem, params), part.origin)
+    return Segment(scheduler.NAME, part.graph, part.origin, params, plan, rejections, problem)
+
+
+# segments ----------------------------------------------------------------------------------------------------------
+
+#: (graph, device, numerics, order of every input in memory) -> segments found for such a call.
+_SEGMENTATIONS: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
+_MAX_SEGMENTATIONS = 256
+
+
+def _segmentation(
+    key: tuple[object, ...], graph: Graph, layouts: Mapping[int, Layout], accept: Accept
+) -> tuple[tuple[int, ...], ...]:
+    """The segments of a graph; those found for other sizes hold as long as every one is still taken."""
+
+    def bytes_of(node_id: int) -> int:
+        return distinct_bytes(graph[node_id].tensor.dtype, layouts[node_id])
+
+    known = _SEGMENTATIONS.get(key)
+    if known is not None and all(len(members) == 1 or accept(extract(graph, members)) for members in known):
+        return known
+    found = find_segments(graph, accept, bytes_of)
+    if len(_SEGMENTATIONS) >= _MAX_SEGMENTATIONS:
+        _SEGMENTATIONS.clear()
+    _SEGMENTATIONS[key] = found
+    return found
+
+
+def _order(layout: Layout) -> tuple[tuple[bool, int], ...]:
+    """The dims of a tensor as they lie in memory, and which of them do not vary."""
+    return tuple((layout.strides[d] == 0, d) for d in sorted(range(len(layout.shape)), key=lambda d: layout.strides[d]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -137,7 +176,7 @@ def _compile_time_refusal(scheduler: ModuleType, graph: Graph) -> Refusal | None
 
 
 def _choose(problem: Problem) -> tuple[ModuleType | None, dict[str, str]]:
-    """The first scheduler that takes a problem, and why the ones before it did not."""
+    """The first scheduler that takes a problem, and why the others did not."""
     rejections: dict[str, str] = {}
     taken = None
     for scheduler in SCHEDULERS:
@@ -154,60 +193,10 @@ def _choose(problem: Problem) -> tuple[ModuleType | None, dict[str, str]]:
 def _renumber(plan: KernelPlan, origin: tuple[int, ...]) -> KernelPlan:
     """Arguments that name nodes of the whole graph."""
 
-    def moved(argument: Any) -> Any:
+    def moved(argument: Argument) -> Argument:
         if isinstance(argument, (TensorArgument, ScalarArgument)):
             return attrs.evolve(argument, node=origin[argument.node])
         return argument
 
-    launches = tuple(attrs.evolve(l, arguments=tuple(moved(a) for a in l.arguments)) for l in plan.launches)
+    launches = tuple(attrs.evolve(one, arguments=tuple(moved(a) for a in one.arguments)) for one in plan.launches)
     return attrs.evolve(plan, launches=launches)
-
-
-def _sizes(graph: Graph, inputs: Mapping[int, Layout]) -> dict[Symbol, int]:
-    known: dict[Symbol, int] = {}
-    for node_id, layout in inputs.items():
-        for extent, size in zip(graph[node_id].tensor.shape, layout.shape, strict=True):
-            if isinstance(extent, Symbol):
-                known[extent] = size
-    return known
-
-
-def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides of a shape, as torch gives them (a size of 0 counts as 1)."""
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-    return tuple(strides)
-
-
-def _result_layouts(graph: Graph, inputs: Mapping[int, Layout]) -> dict[int, Layout]:
-    """Layouts of every value that may be stored: what eager PyTorch would give."""
-    sizes = _sizes(graph, inputs)
-    wanted = [n for n in compute_nodes(graph) if graph[n].is_tensor]
-    opaque = any(OPS[graph[n].op].kind is Kind.OPAQUE for n in wanted)
-    if not opaque and all(layout.strides == packed_strides(layout.shape) for layout in inputs.values()):
-        if not any(node.op == "reindex" and _permutes(node.attribute("dims")) for node in graph):
-            return {n: _packed(graph[n].tensor, sizes) for n in wanted}
-    tensors = [
-        torch.empty_strided(layouts.shape, layouts.strides, dtype=graph[n].tensor.dtype, device="meta")
-        for n, layouts in ((n, inputs[n]) for n in graph.inputs)
-    ]
-    scalars = [1.0 if graph[s].type.kind == "float" else 1 for s in graph.scalars]  # type: ignore[union-attr]
-    results = evaluate(attrs.evolve(graph, outputs=tuple(wanted)), tensors, scalars)
-    found = {}
-    for n, result in zip(wanted, results, strict=True):
-        strides = tuple(result.stride())
-        if any(stride == 0 and size > 1 for stride, size in zip(strides, result.shape, strict=True)):
-            strides = packed_strides(tuple(result.shape))
-        found[n] = Layout(tuple(result.shape), strides)
-    return found
-
-
-def _permutes(dims: tuple[int | None, ...]) -> bool:
-    kept = [d for d in dims if d is not None]
-    return kept != sorted(kept)
-
-
-def _packed(type_: TensorType, sizes: Mapping[Symbol, int]) -> Layout:
-    shape = tuple(extent_size(e, sizes) for e in type_.shape)
-    return Layout(shape, packed_strides(shape))

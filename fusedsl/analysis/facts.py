@@ -225,7 +225,7 @@ def describe_facts(facts: Facts) -> str:
     if facts.outer_bytes:
         lines.append(f"partial results of outer reductions: {facts.outer_bytes} bytes in registers")
     if facts.buffers and facts.storage is not None:
-        lines.append(f"storage: {_storage_text(facts)}")
+        lines.append(f"storage by the budgets: {_storage_text(facts)}")
     return "\n".join(lines)
 
 

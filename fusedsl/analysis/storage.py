@@ -82,9 +82,7 @@ def single_sm_bytes(
     """
     if not shared:
         return REGISTER_BYTES
-    padding = sum(
-        rounded_smem_bytes(v.numel(class_sizes), v.itemsize) - v.bytes(class_sizes) for v in values
-    )
+    padding = sum(rounded_smem_bytes(v.numel(class_sizes), v.itemsize) - v.bytes(class_sizes) for v in values)
     overhead = reduction_workspace_bytes(result_itemsizes) + align(padding) + STATIC_SMEM_BYTES
     return max(REGISTER_BYTES, device.smem_per_block_optin - overhead)
 

@@ -21,6 +21,7 @@ import torch
 
 from fusedsl.frontend.records import AccessPath, Guard, Trace
 from fusedsl.graph.host import host_function
+from fusedsl.graph.random import Draw
 
 #: What a guard's code may raise when the value it reads is not there any more.
 _GONE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
@@ -51,8 +52,9 @@ def compile_accessors(
 ) -> Callable[[Arguments], tuple[tuple[Any, ...], tuple[Any, ...]]]:
     """A function that fetches the graph's tensors and scalars; raises what a missing attribute or item raises."""
     text = _Text(fn)
-    tensors = _tuple(text.path(path) for path in trace.tensors)
-    scalars = _tuple(text.path(path) for path in trace.scalars)
+    names = [text.path(path) for path in trace.tensors]
+    tensors = _tuple(names)
+    scalars = _tuple(text.draw(names) if path.root == "draw" else text.path(path) for path in trace.scalars)
     return text.function("fetch", f"return {tensors}, {scalars}", guarded=False)
 
 
@@ -158,6 +160,11 @@ class _Text:
         if kind == "attribute":
             return f"{owner}.{key}"
         return f"{owner}[{key!r}]" if type(key) in (int, str) else f"{owner}[{self.constant(key)}]"
+
+    def draw(self, tensors: list[str]) -> str:
+        """A new draw of random numbers on the device of the call's tensors."""
+        device = f"{tensors[0]}.device" if tensors else self.constant(torch.device("cpu"))
+        return f"{self.constant(Draw)}({device})"
 
     def owner(self, path: AccessPath) -> str:
         """Text of the namespace in which the last name of a global path stands."""

@@ -37,12 +37,17 @@ def update(
         tr.fail(InPlaceOnView, frame, node, operation=operation, hint=hint)
     if _is_expanded(tr, target):
         tr.fail(InPlaceOnView, frame, node, operation=operation, hint="make a copy first: x.clone()")
+    if not tr.recording and not _is_unrecorded(tr, target):
+        # torch would keep the gradient of the value before.
+        found, wanted = "made inside torch.no_grad()", "made outside of it"
+        hint = "x = x + 1, which makes a new tensor"
+        tr.fail(InPlaceResult, frame, node, operation=operation, found=found, target=wanted, hint=hint)
     result = compute()
     if not isinstance(result, TensorValue):
         tr.fail(InPlaceResult, frame, node, operation=operation, found=describe(result), target="a tensor", hint=None)
     _check(tr, frame, node, operation, target, result)
     tr.at(frame, node)
-    result = broadcast(cast(result, target.dtype, explicit=True), target.shape)
+    result = tr.unrecorded(broadcast(cast(result, target.dtype, explicit=True), target.shape))
     tr.aliases.replace(target, result.id)
     return target
 
@@ -67,6 +72,12 @@ def _is_argument(tr: Tracer, name: str) -> bool:
             index = tr.captures.input_index(node_id)
             return index is not None and tr.captures.tensors[index].root == "argument"
     return False
+
+
+def _is_unrecorded(tr: Tracer, target: TensorValue) -> bool:
+    """Whether the value carries no gradient for sure."""
+    node = tr.builder.nodes[target.id]
+    return not target.dtype.is_floating_point or node.op == "full" or bool(dict(node.attributes).get("detached"))
 
 
 def _is_expanded(tr: Tracer, target: TensorValue) -> bool:

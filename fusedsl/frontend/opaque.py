@@ -64,6 +64,7 @@ def call_opaque(
             TensorValue(tr.builder, tr.builder.add("item", (opaque,), type_, index=index))
             for index, type_ in enumerate(types)
         ]
+    made = [tr.unrecorded(value) for value in made]
     _join_aliases(tr, run, results, made)
     return made[0] if single else structure(made)
 

@@ -17,8 +17,9 @@ class AccessPath:
     """How to fetch a value at call time.
 
     Attributes:
-        root: "argument" (of the fused function), "closure" (a free variable of it) or "global" (of its module).
-        name: parameter, free variable or global name.
+        root: "argument" (of the fused function), "closure" (a free variable of it), "global" (of its module) or "draw"
+            (a new :class:`fusedsl.graph.random.Draw` at every call).
+        name: parameter, free variable or global name; of a draw, its node's.
         steps: ("attribute", name) or ("item", key) pairs, applied in order.
     """
 

@@ -34,7 +34,14 @@ from fusedsl.frontend.values import SYMBOLIC, Captured, describe, hints
 LOOP_LIMIT = 10_000
 
 _WHERE_HINT = "torch.where(condition, a, b), or branch outside the fused function"
-_PASS_THROUGH = (torch.no_grad, torch.inference_mode, torch.enable_grad, contextlib.nullcontext)
+
+#: Contexts that a function may open, and whether gradients are recorded inside (None: as outside).
+_CONTEXTS: dict[Any, bool | None] = {
+    torch.no_grad: False,
+    torch.inference_mode: False,
+    torch.enable_grad: True,
+    contextlib.nullcontext: None,
+}
 
 
 # assignment -----------------------------------------------------------------------------------------------------------
@@ -183,15 +190,22 @@ def _can_leave(body: list[ast.stmt]) -> bool:
 
 
 def _with(tr: Tracer, frame: Frame, node: ast.With) -> Signal | None:
+    outside = tr.recording
     for item in node.items:
         context = item.context_expr
         callee = tr.evaluate(frame, context.func) if isinstance(context, ast.Call) else None
-        if callee not in _PASS_THROUGH or not isinstance(context, ast.Call) or context.args or context.keywords:
+        known = any(callee is context_type for context_type in _CONTEXTS)
+        if not known or not isinstance(context, ast.Call) or context.args or context.keywords:
             hint = "with torch.no_grad(), or open the context outside the fused function"
             tr.fail(UnsupportedStatement, frame, context, what="this 'with'", hint=hint)
         if item.optional_vars is not None:
             bind(tr, frame, item.optional_vars, None)
-    return tr.execute(frame, node.body)
+        recording = _CONTEXTS[callee]
+        tr.recording = tr.recording if recording is None else recording
+    try:
+        return tr.execute(frame, node.body)
+    finally:
+        tr.recording = outside
 
 
 def _return(tr: Tracer, frame: Frame, node: ast.Return) -> Signal:

@@ -105,7 +105,9 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
         raise error.with_traceback(None) from None
     graph = lower(tr.builder.finish(ids))
     guards = tr.captures.finish_guards()
-    graph, scalars = _without_unused_numbers(graph, tr.captures.scalars)
+    numbers = [node for node in tr.builder.nodes if node.op == "scalar_input"]
+    paths = [tr.captures.number_path(node.id) or AccessPath("draw", node.name) for node in numbers]
+    graph, scalars = _without_unused_numbers(graph, paths)
     return Trace(graph, tuple(tr.captures.tensors), scalars, outputs, guards, tuple(tr.functions.values()))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fusedsl.frontend.aliasing import Aliases
 from fusedsl.frontend.callables import NeedsStatic, OpError, ScalarValue, TensorValue
-from fusedsl.frontend.callables.values import host
+from fusedsl.frontend.callables.values import detached, host
 from fusedsl.frontend.captures import Captures
 from fusedsl.frontend.errors import (
     DataDependentBranch,
@@ -72,6 +72,7 @@ class Tracer:
         self.walkers = walkers
         self.functions: dict[int, SourceFunction] = {}
         self.device = torch.device("cpu")
+        self.recording = True  # False inside torch.no_grad()
         self._place: tuple[FunctionSource, ast.AST] | None = None
 
     # walking -------------------------------------------------------------------------------------------------------
@@ -200,7 +201,18 @@ class Tracer:
             except OpError as error:
                 self._fail_operation(frame, node, error)
             else:
-                return self.aliases.track(result, args_, kwargs_)
+                return self.aliases.track(self.unrecorded(result, args_), args_, kwargs_)
+
+    def unrecorded(self, result: Any, operands: Sequence[Any] = ()) -> Any:
+        """``result`` of an operation; inside ``torch.no_grad()`` new tensors carry no gradient."""
+        if self.recording or any(result is operand for operand in operands):
+            return result
+        if isinstance(result, TensorValue):
+            return detached(result)
+        if isinstance(result, (tuple, list)):
+            items = [self.unrecorded(item, operands) for item in result]
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+        return result
 
     def _operand(self, value: Any) -> Any:
         if self.captures.is_container(value):

@@ -68,4 +68,4 @@ class Backward:
 
     def explain(self) -> str:
         """The choices as text, one a line."""
-        return "\n".join(f"{c.kind} {c.name}: {c.reason}" for c in self.choices)
+        return "\n".join(map(str, self.choices))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fusedsl.gradients.activity import active_nodes
 from fusedsl.gradients.backward import Backward, ForwardInput, ForwardOutput, IncomingGradient, Source
@@ -16,12 +16,14 @@ from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import Symbol, TensorType, compute_dtype
 
 
-def derive(graph: Graph, wanted: Iterable[int]) -> Backward:
+def derive(graph: Graph, wanted: Iterable[int], available: Iterable[Source] | None = None) -> Backward:
     """Differentiate a graph.
 
     Args:
         graph: any graph; a backward graph too (second derivatives).
         wanted: node ids of the floating inputs that need a gradient.
+        available: the inputs and outputs of ``graph`` that may be read, and no other value may be saved; None: the
+            cheapest choice is made.
 
     Returns:
         Forward and backward graph, and what connects them. The arithmetic of the backward graph is in the compute
@@ -29,18 +31,19 @@ def derive(graph: Graph, wanted: Iterable[int]) -> Backward:
 
     Raises:
         NotDifferentiable: an op between a wanted input and an output has no derivative.
-        SecondDerivative: ``graph`` is itself a gradient that has no right derivative.
+        SecondDerivative: ``graph`` is itself a gradient that has no right derivative, or ``available`` is too little.
     """
-    return _Derivation(graph, tuple(wanted)).run()
+    return _Derivation(graph, tuple(wanted), None if available is None else frozenset(available)).run()
 
 
 class _Derivation:
     """One differentiation; the builder holds the graph's nodes, the incoming gradients, then what the sweep adds."""
 
-    def __init__(self, graph: Graph, wanted: tuple[int, ...]) -> None:
+    def __init__(self, graph: Graph, wanted: tuple[int, ...], available: frozenset[Source] | None) -> None:
         assert all(i in graph.inputs for i in wanted), "wanted ids are inputs of the graph"
         assert all(graph[i].tensor.dtype.is_floating_point for i in wanted), "wanted inputs are floating"
         self.graph = _shared(graph)
+        self.available = available
         self.wanted = tuple(self.graph.inputs[graph.inputs.index(i)] for i in wanted)
         self.active = active_nodes(self.graph, self.wanted)
         self.builder = Builder(f"{graph.name}_backward")
@@ -62,10 +65,12 @@ class _Derivation:
         connected = self._connected()
         results = tuple(gradients[i] for i in self.wanted if i in connected)
         late = self._late(incoming_ids)
-        partition = Partition(self.builder.nodes, len(self.graph.nodes), stored_values(self.graph), late)
+        stored = stored_values(self.graph)
+        partition = Partition(self.builder.nodes, len(self.graph.nodes), stored, late, self._available(stored))
         kept = partition.kept(results)
         assembly = _Assembly(self.graph, self.builder.nodes, kept, incoming_ids, results)
         forward = assembly.forward()
+        assert self.available is None or len(forward.outputs) == len(self.graph.outputs), "nothing more is saved"
         backward = assembly.backward(self.builder.name, [self.graph[i].name for i in self.wanted if i in connected])
         places = iter(range(len(results)))
         return Backward(
@@ -79,6 +84,14 @@ class _Derivation:
             tuple(next(places) if i in connected else None for i in self.wanted),
             assembly.choices(partition),
         )
+
+    def _available(self, stored: Mapping[int, int]) -> frozenset[int] | None:
+        """The nodes whose values the available sources hold."""
+        if self.available is None:
+            return None
+        outputs = {self.graph.outputs[s.index] for s in self.available if isinstance(s, ForwardOutput)}
+        inputs = {self.graph.inputs[s.index] for s in self.available if isinstance(s, ForwardInput)}
+        return frozenset(inputs | {node_id for node_id, output in stored.items() if output in outputs})
 
     def _connected(self) -> set[int]:
         """Nodes that an output with a gradient depends on through active nodes."""

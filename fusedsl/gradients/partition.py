@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from fusedsl.gradients.errors import SecondDerivative
 from fusedsl.gradients.flow import INFINITE, FlowNetwork
 from fusedsl.gradients.views import is_reshape
 from fusedsl.graph.graph import Graph, Node
@@ -31,6 +32,9 @@ from fusedsl.graph.types import Symbol, compute_dtype, extent_hint
 
 #: Symbolic extents seen as smaller than this count as this: what is small while tracing may be large later.
 SMALLEST_EXTENT = 16
+
+#: What the backward does not compute again by choice.
+_NOT_REPEATED = (Kind.REDUCTION, Kind.LOOKUP, Kind.OPAQUE)
 
 
 @attrs.frozen
@@ -48,6 +52,9 @@ class Choice:
     kind: str
     bytes: int
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.reason}"
 
 
 def is_exact(nodes: Sequence[Node], node: Node) -> bool:
@@ -89,15 +96,21 @@ class Partition:
         forward: number of nodes of the function itself, which come first.
         stored: values that results of the function hold (see ``stored_values``).
         late: ids of nodes that depend on an incoming gradient.
+        available: the only values the backward may receive, None: any. It then repeats reductions if it must.
     """
 
     nodes: list[Node]
     forward: int
     stored: Mapping[int, int]
     late: frozenset[int]
+    available: frozenset[int] | None = None
 
     def kept(self, results: Iterable[int]) -> frozenset[int]:
-        """The values that the backward graph receives so that it can compute ``results``."""
+        """The values that the backward graph receives so that it can compute ``results``.
+
+        Raises:
+            SecondDerivative: ``available`` values do not suffice.
+        """
         needed = self._needed(results)
         if not needed:
             return frozenset()
@@ -115,13 +128,19 @@ class Partition:
                 network.connect(place[operand] + 1, place[node_id], INFINITE)
             if node_id in needed:
                 network.connect(place[node_id] + 1, sink, INFINITE)
-        network.saturate(source, sink)
+        if network.saturate(source, sink) >= INFINITE:
+            raise SecondDerivative(
+                "what the forward kept does not suffice for this second derivative",
+                hint="return the intermediate values too, or call .reference, which is plain PyTorch",
+            )
         near = network.reaching(sink)
         return frozenset(i for i in order if place[i] + 1 in near and place[i] not in near)
 
     def cost(self, node: Node) -> int:
         """Bytes moved if the backward receives ``node``."""
         if not node.is_tensor or (node.op == "opaque" and node.attribute("results") > 1):
+            return INFINITE
+        if self.available is not None and node.id not in self.available:
             return INFINITE
         size = max(stored_bytes(self.nodes, node), 1)
         if node.op == "input" or node.id in self.stored:
@@ -132,11 +151,9 @@ class Partition:
         """Whether the backward cannot compute the value from its operands."""
         if node.op == "input":
             return True
-        return (
-            node.id < self.forward
-            and not is_reshape(node)
-            and OPS[node.op].kind in (Kind.REDUCTION, Kind.LOOKUP, Kind.OPAQUE)
-        )
+        repeated = (Kind.REDUCTION, Kind.LOOKUP) if self.available is not None else ()
+        kind = OPS[node.op].kind
+        return node.id < self.forward and not is_reshape(node) and kind in _NOT_REPEATED and kind not in repeated
 
     def _operands(self, node_id: int) -> list[int]:
         """Tensor operands; the extents that host scalars read are known without the tensor."""

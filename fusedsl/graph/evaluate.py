@@ -105,15 +105,8 @@ class _Evaluation:
         match node.op:
             case "constant" | "scalar" | "size":
                 return self._number(node, operands)
-            case "full":
-                return torch.full(
-                    self._shape(node.tensor.shape), operands[0], dtype=self._dtype(node), device=self.device
-                )
-            case "iota":
-                return self._iota(node)
-            case "random":
-                shape = self._shape(node.tensor.shape)
-                return random.uniform(shape, *operands, node.attribute("itemsize"), self.device)
+            case "full" | "iota" | "random":
+                return self._factory(node, operands)
             case "gather":
                 return _gather(operands[0], operands[1], node.attribute("dim"))
             case "reindex":
@@ -134,8 +127,14 @@ class _Evaluation:
             return operands[0].shape[node.attribute("dim")]
         return host_function(node.attribute("function"))(*operands)
 
-    def _iota(self, node: Node) -> torch.Tensor:
-        shape, dim = self._shape(node.tensor.shape), node.attribute("dim")
+    def _factory(self, node: Node, operands: list[Any]) -> torch.Tensor:
+        shape = self._shape(node.tensor.shape)
+        if node.op == "full":
+            return torch.full(shape, operands[0], dtype=self._dtype(node), device=self.device)
+        if node.op == "random":
+            seed, offset, threads = operands
+            return random.uniform(shape, seed, offset, threads, node.attribute("itemsize"), self.device)
+        dim = node.attribute("dim")
         positions = torch.arange(shape[dim], dtype=node.tensor.dtype, device=self.device)
         return positions.view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
 
@@ -145,6 +144,8 @@ class _Evaluation:
         return source.to(self._dtype(node))
 
     def _reindex(self, source: torch.Tensor, node: Node) -> torch.Tensor:
+        if dict(node.attributes).get("detached"):
+            source = source.detach()
         dims = node.attribute("dims")
         kept = [d for d in dims if d is not None]
         dropped = [d for d in range(source.dim()) if d not in kept]

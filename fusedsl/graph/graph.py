@@ -81,4 +81,3 @@ class Graph:
             for source in dict.fromkeys(node.inputs):
                 found[source].append(node.id)
         return {key: tuple(value) for key, value in found.items()}
-

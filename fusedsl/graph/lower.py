@@ -52,9 +52,7 @@ class _Lowering:
 
     def _copy(self, node: Node, sources: Sequence[int]) -> int:
         share = node.op not in ("input", "scalar_input", "opaque")
-        return self.builder.add(
-            node.op, sources, node.type, share=share, name=node.name, **dict(node.attributes)
-        )
+        return self.builder.add(node.op, sources, node.type, share=share, name=node.name, **dict(node.attributes))
 
     # views of positions --------------------------------------------------------------------------------------------
 
@@ -81,9 +79,7 @@ class _Lowering:
                 return self.builder.add("iota", (), type_, dim=list(dims).index(node.attribute("dim")))
             zero = self.builder.add("constant", (), ScalarType("int"), value=0)
             return self.builder.add("full", (zero,), type_)
-        sources = [
-            self._view(i, dims, shape) if self.builder.nodes[i].is_tensor else i for i in node.inputs
-        ]
+        sources = [self._view(i, dims, shape) if self.builder.nodes[i].is_tensor else i for i in node.inputs]
         return self.builder.add(node.op, sources, type_, **dict(node.attributes))
 
     # lookups -------------------------------------------------------------------------------------------------------

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The random numbers of dropout: Philox4x32-10 keyed by element, laid out as torch's own dropout lays them out.
 
-A ``Draw`` is one reservation in a torch generator. Everything that needs its numbers, forward, backward or computed again,
-asks the same draw and gets the same numbers; another call has another draw. On CUDA a draw takes (seed, offset) from the
-device's default generator and advances it as ``torch.nn.functional.dropout`` does, so that the mask of a contiguous,
-16-byte aligned tensor is torch's own. On the CPU, where torch's generator is another one, the seed is a 64-bit number drawn from
-torch's default generator.
+A ``Draw`` is one reservation in a torch generator. Everything that needs its numbers, forward, backward or computed
+again, asks the same draw and gets the same numbers; another call has another draw. On CUDA a draw takes (seed, offset)
+from the device's default generator and advances it as ``torch.nn.functional.dropout`` does, so that the mask of a
+contiguous, 16-byte aligned tensor is torch's own. On the CPU, where torch's generator is another one, the seed is a
+64-bit number drawn from torch's default generator.
 
-torch's kernel has ``threads`` threads. The elements lie in groups of ``chunk`` (16 bytes of the tensor, if they divide
-it); group ``c`` belongs to thread ``c % threads``, which takes four numbers at a time. Without groups (chunk 1) the
-four numbers of a thread are for elements ``threads`` apart. The four numbers at counter ``i`` of thread ``t`` are
-``philox(counter=(i, t), key=seed)``, and ``i`` starts at ``offset / 4``.
+torch's kernel has ``threads`` threads. The elements lie in groups of ``chunk`` (16 bytes of the tensor, halved until
+they divide it); group ``c`` belongs to thread ``c % threads``, which takes four numbers at a time. Without groups
+(chunk 1) the four numbers of a thread are for elements ``threads`` apart. The four numbers at counter ``i`` of thread
+``t`` are ``philox(counter=(i, t), key=seed)``, and ``i`` starts at ``offset / 4``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Draw:
         return signed(generator.initial_seed()), held
 
     def threads(self, numel: int) -> int:
-        """Threads of torch's kernel for ``numel`` elements on this device (on the CPU: as many as there are elements)."""
+        """Threads of torch's kernel for ``numel`` elements on this device; on the CPU one for every element."""
         blocks = -(-max(numel, 1) // BLOCK)
         if self.device.type == "cuda":
             found = torch.cuda.get_device_properties(self.device)
@@ -171,5 +171,5 @@ def uniform(
         step = group // threads * max(chunk // UNROLL, 1) + inside // UNROLL
     step = step + offset // UNROLL
     words = philox((step & _LOW, step >> 32 & _LOW, thread & _LOW, thread >> 32), seed)
-    chosen = torch.where(lane < 2, torch.where(lane == 0, words[0], words[1]), torch.where(lane == 2, words[2], words[3]))
+    chosen = torch.stack(words).gather(0, lane[None])[0]
     return (chosen.to(torch.float32) * 2.0**-32 + 2.0**-33).reshape(list(shape))

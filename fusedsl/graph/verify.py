@@ -74,12 +74,9 @@ def _verify_node(graph: Graph, node: Node, row: Op) -> None:
             _require(node, isinstance(node.attribute("explicit"), bool), "explicit is a bool")
         case Kind.POINTWISE:
             _verify_pointwise(node, row, operands)
-        case Kind.REDUCTION:
-            _require(node, node.is_tensor and operands[0].is_tensor, "a reduction takes a tensor")
-            _verify_reduction(node, row, operands[0].tensor)
-        case Kind.LOOKUP:
-            _require(node, all(x.is_tensor for x in (node, *operands)), "gather takes tensors")
-            _verify_gather(node, operands[0].tensor, operands[1].tensor)
+        case Kind.REDUCTION | Kind.LOOKUP:
+            _require(node, all(x.is_tensor for x in (node, *operands)), f"{node.op} takes tensors")
+            _verify_rows(node, row, [x.tensor for x in operands])
         case Kind.OPAQUE:
             if node.op == "item":
                 _require(node, operands[0].op == "opaque", "item reads an opaque op")
@@ -109,6 +106,13 @@ def _verify_factory(node: Node, operands: list[Node]) -> None:
         return
     _require(node, 0 <= node.attribute("dim") < node.tensor.rank, "iota: dim is out of range")
     _require(node, node.tensor.dtype in (torch.int32, torch.int64), "iota makes int32 or int64")
+
+
+def _verify_rows(node: Node, row: Op, operands: list[TensorType]) -> None:
+    if row.kind is Kind.LOOKUP:
+        _verify_gather(node, *operands)
+    else:
+        _verify_reduction(node, row, operands[0])
 
 
 def _verify_gather(node: Node, source: TensorType, index: TensorType) -> None:

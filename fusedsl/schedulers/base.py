@@ -17,26 +17,11 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from fusedsl.analysis.refusal import Refusal as Refusal
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import Extent, Symbol, TensorType
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry, KernelSource
-
-
-@attrs.frozen
-class Refusal:
-    """Why a scheduler does not take a graph.
-
-    Attributes:
-        code: a stable short name, for tests and statistics.
-        reason: what was found and what is needed.
-    """
-
-    code: str
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @attrs.frozen
@@ -64,7 +49,6 @@ class Problem:
         layouts: of every tensor input and output, by node id.
         device: properties of the device the kernel will run on.
         numerics: "default" or "eager" (round wherever eager torch rounds).
-        lines: whether the user's source lines are known (they are quoted in the text).
     """
 
     graph: Graph

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusedsl.analysis.domains import domain_map
+from fusedsl.analysis.patterns import check_broadcasts, check_buffers
+from fusedsl.analysis.persistent import find_persistent_buffers
 from fusedsl.analysis.reductions import find_reductions
+from fusedsl.analysis.refusal import first_refusal as first_refusal
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.schedulers.base import Refusal
@@ -32,11 +37,52 @@ def check_self_mapping(graph: Graph) -> Refusal | None:
     domains = domain_map(graph)
     for node in graph:
         if node.is_tensor and domains.self_mapped(node.id):
-            return Refusal("self_mapping", f"two dims of {node.name} are the same loop; each dim needs a loop of its own")
+            return Refusal(
+                "self_mapping", f"two dims of {node.name} are the same loop; each dim needs a loop of its own"
+            )
     return None
 
 
-def check_coverage(graph: Graph) -> Refusal | None:
+def check_structure(graph: Graph) -> Refusal | None:
+    """Reductions that one loop nest can hold: every op has kernel text, all reductions close the same loops, outputs fit."""
+    if not find_reductions(graph).nodes:
+        return Refusal("no_reduction_op", "the segment has no reduction")
+    return (
+        check_ops(graph)
+        or check_self_mapping(graph)
+        or check_seen(graph)
+        or check_agreement(graph)
+        or check_outputs(graph)
+        or check_broadcasts(graph)
+    )
+
+
+def check_seen(graph: Graph) -> Refusal | None:
+    """Reductions read every loop of every output."""
+    domains = domain_map(graph)
+    seen = {c for r in find_reductions(graph).nodes for c in domains.classes(graph[r].inputs[0])}
+    for output in graph.outputs:
+        missing = set(domains.classes(output)) - seen
+        if missing:
+            reason = f"{graph[output].name} has the loop {_extents(graph, missing)}, which no reduction sees"
+            return Refusal("output_dim_not_covered", reason, output)
+    return None
+
+
+def check_agreement(graph: Graph) -> Refusal | None:
+    """All reductions close the same loops."""
+    found = find_reductions(graph)
+    for node_id, reduced in zip(found.nodes, found.reduced, strict=True):
+        if reduced != found.reduced[0]:
+            reason = (
+                f"the reductions {graph[found.nodes[0]].name} and {graph[node_id].name} close different loops "
+                f"({_extents(graph, found.reduced[0])} and {_extents(graph, reduced)}); one kernel needs the same"
+            )
+            return Refusal("unmapped_multi_reduction", reason, node_id)
+    return None
+
+
+def check_outputs(graph: Graph) -> Refusal | None:
     """Every output varies over all loops, or over all kept loops."""
     domains = domain_map(graph)
     reduced = find_reductions(graph).classes
@@ -45,21 +91,52 @@ def check_coverage(graph: Graph) -> Refusal | None:
     for output in graph.outputs:
         found = set(domains.classes(output))
         if found not in (used, kept):
-            missing = ", ".join(str(domains.extents[c]) for c in sorted((used if found & reduced else kept) - found))
-            return Refusal(
-                "output_dim_not_covered",
-                f"{graph[output].name} does not vary over the loop of extent {missing}; all outputs must share the loops",
-            )
+            missing = _extents(graph, (used if found & reduced else kept) - found)
+            reason = f"{graph[output].name} does not vary over the loop {missing}; all outputs must share the loops"
+            return Refusal("uneven_outputs", reason, output)
     return None
 
 
-def check_agreement(graph: Graph) -> Refusal | None:
-    """All reductions close the same loops."""
+def check_row_used_again(graph: Graph) -> Refusal | None:
+    """A value of the row is needed after a reduction of it, or is an output beside the reduction."""
+    return None if _row_outputs(graph) else check_buffers(graph)
+
+
+def check_results_only_leave(graph: Graph) -> Refusal | None:
+    """Results of reductions meet neither the row nor another reduction; the row itself is no output."""
+    for buffer in find_persistent_buffers(graph):
+        name, point = graph[buffer.node].name, graph[buffer.resolution_points[0]].name
+        reason = f"{name} is needed again for {point}, after a reduction of it: a persistent case"
+        return Refusal("persistent_buffer", reason, buffer.node)
+    for output in _row_outputs(graph):
+        reason = f"the output {graph[output].name} varies over the reduced loops; here only results may leave"
+        return Refusal("row_output", reason, output)
     found = find_reductions(graph)
-    if found.agree:
+    domains = domain_map(graph)
+    for node in graph:
+        again = node.id in found.nodes or found.classes & set(domains.classes(node.id))
+        if node.is_tensor and found.stage[node.id] > 0 and again:
+            reason = f"{node.name} takes the result of a reduction over the reduced loops again"
+            return Refusal("post_reduction_broadcast", reason, node.id)
+    return None
+
+
+def _row_outputs(graph: Graph) -> list[int]:
+    """Outputs that vary over reduced loops."""
+    domains = domain_map(graph)
+    reduced = find_reductions(graph).classes
+    return [i for i in graph.outputs if reduced & set(domains.classes(i))]
+
+
+def _extents(graph: Graph, classes: Iterable[int]) -> str:
+    return ", ".join(str(domain_map(graph).extents[c]) for c in sorted(classes)) or "none"
+
+
+def check_innermost(space: IterationSpace) -> Refusal | None:
+    """The innermost loop in memory is reduced."""
+    if space.axes[-1].reduced:
         return None
-    names = ", ".join(graph[i].name for i in found.nodes)
-    return Refusal("unmapped_multi_reduction", f"the reductions {names} close different loops; one kernel needs the same")
+    return Refusal("type_mismatch", "the innermost loop in memory is kept; this scheduler reduces the innermost loop")
 
 
 def check_positions(space: IterationSpace) -> Refusal | None:
@@ -74,10 +151,6 @@ def check_positions(space: IterationSpace) -> Refusal | None:
         source = domains.dims[node.inputs[0]]
         logical = [source[d] for d in node.attribute("dims") if source[d] in walked]
         if logical != walked:
-            return Refusal("position_order", f"{node.name} counts positions in an order that memory does not have")
+            reason = f"{node.name} counts positions in an order that memory does not have"
+            return Refusal("position_order", reason, node_id)
     return None
-
-
-def first_refusal(*refusals: Refusal | None) -> Refusal | None:
-    """The first of several check results that refuses."""
-    return next((r for r in refusals if r is not None), None)

@@ -107,7 +107,9 @@ class _ColumnWriter:
             stack[-1].__enter__()
             e.line("row = start + thread_y()" if p.lines > 1 else "row = start")
             e.index[axis] = "row"
-            e.line(f"limit = {high} - row" if p.exact else f"limit = {high} - row if col < {e.extent(self.last)} else 0")
+            e.line(
+                f"limit = {high} - row" if p.exact else f"limit = {high} - row if col < {e.extent(self.last)} else 0"
+            )
             e.limit = "limit"
             batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.lines)
             e.line(f"valid = chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', p.vector)})")

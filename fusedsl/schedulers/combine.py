@@ -69,7 +69,9 @@ class Reducer:
         if self.dtype == torch.bool:
             return str(largest)
         info = torch.iinfo(self.dtype)
-        return self.e.constant(f"{'MAX' if largest else 'MIN'}_{self.marker.upper()}", info.max if largest else info.min)
+        return self.e.constant(
+            f"{'MAX' if largest else 'MIN'}_{self.marker.upper()}", info.max if largest else info.min
+        )
 
     def workspace_dtypes(self) -> tuple[torch.dtype, ...]:
         """dtypes of the buffers that hold partial results."""
@@ -78,7 +80,6 @@ class Reducer:
     def operand(self, count: str, mask: str | None) -> str:
         """The tile that is reduced: ``count`` elements, with the identity where ``mask`` is false."""
         variable = self.e.value(self.node.inputs[0])
-        tile = self.e.tile
         text = self.e.widen(variable, True, True)
         if not (variable.batch or variable.vector):
             text = f"repeat({text}, {count})"

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 import attrs
 import torch
 
-from fusedsl.analysis.domains import domain_map
-from fusedsl.graph.graph import Node
+from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import compute_dtype, dtype_name
 from fusedsl.numba_cuda.kernel import KernelSource
@@ -31,6 +30,7 @@ from fusedsl.schedulers.base import (
     TensorArgument,
     WorkspaceArgument,
 )
+from fusedsl.schedulers.numbers import numbered_text
 from fusedsl.schedulers.space import IterationSpace
 
 
@@ -69,16 +69,150 @@ class Variable:
 #: Names of the kernel language that a user's variable must not shadow, besides Python's keywords. The kernel language
 #: itself is looked up in the text's globals, so any local of the same name would hide it.
 _RESERVED = frozenset(
-    """boolean int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 range INF NAN
-    thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp udiv umod udiv32 umod32 load
-    load_stream store store_stream load_strided load_strided_stream store_strided store_strided_stream chunk_mask repeat
-    spread gather scatter iota full cast bitcast where maximum minimum fmax fmin abs_ sign floor ceil trunc round_ sqrt
-    rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf
-    erfc erfinv lgamma digamma pow_ fmod remainder atan2 hypot copysign nextafter isnan isinf isfinite signbit fma barrier
-    shared dynamic_shared shared_load shared_store warp_barrier fence_gpu atomic_add row col rows limit valid live begin end start share parts part kept place slot line block outer stop
-    column_blocks min max""".split()
+    [
+        "boolean",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "range",
+        "INF",
+        "NAN",
+        "thread_x",
+        "thread_y",
+        "thread_z",
+        "block_x",
+        "block_y",
+        "block_z",
+        "grid_x",
+        "grid_y",
+        "grid_z",
+        "lane",
+        "warp",
+        "udiv",
+        "umod",
+        "udiv32",
+        "umod32",
+        "load",
+        "load_stream",
+        "store",
+        "store_stream",
+        "load_strided",
+        "load_strided_stream",
+        "store_strided",
+        "store_strided_stream",
+        "chunk_mask",
+        "repeat",
+        "spread",
+        "gather",
+        "scatter",
+        "iota",
+        "full",
+        "cast",
+        "bitcast",
+        "where",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "abs_",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round_",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "erfinv",
+        "lgamma",
+        "digamma",
+        "pow_",
+        "fmod",
+        "remainder",
+        "atan2",
+        "hypot",
+        "copysign",
+        "nextafter",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "signbit",
+        "fma",
+        "barrier",
+        "shared",
+        "dynamic_shared",
+        "shared_load",
+        "shared_store",
+        "warp_barrier",
+        "fence_gpu",
+        "atomic_add",
+        "row",
+        "col",
+        "rows",
+        "limit",
+        "valid",
+        "live",
+        "begin",
+        "end",
+        "start",
+        "share",
+        "parts",
+        "part",
+        "kept",
+        "place",
+        "slot",
+        "line",
+        "block",
+        "outer",
+        "stop",
+        "column_blocks",
+        "min",
+        "max",
+        "random_uniform",
+    ]
 )
-_RESERVED_PREFIXES = ("async_", "bulk_", "cluster_", "mbarrier", "remote_", "fold_", "tile_", "warp_", "shuffle_", "fast_")
+_RESERVED_PREFIXES = (
+    "async_",
+    "bulk_",
+    "cluster_",
+    "mbarrier",
+    "remote_",
+    "fold_",
+    "tile_",
+    "warp_",
+    "shuffle_",
+    "fast_",
+)
 
 
 class Emitter:
@@ -340,25 +474,14 @@ class Emitter:
             return self.value(node.inputs[0])
         if kind is Kind.CAST:
             return self._cast(node)
-        if node.op == "iota":
-            return self._iota(node)
+        if node.op in ("iota", "random"):
+            text, batch, vector = numbered_text(self, node)
+            return self._assign(node, text, Variable("", batch, vector))
         if kind is Kind.FACTORY:
             dtype = compute_dtype(node.tensor.dtype)
             return self._assign(node, f"full(1, {self.scalar(node.inputs[0], dtype)}, {marker(dtype)})", Variable(""))
         assert kind is Kind.POINTWISE, f"{node.op} cannot stand inside a tile expression"
         return self._pointwise(node)
-
-    def _iota(self, node: Node) -> Variable:
-        """Positions along a loop: the thread's index, and how far each element of the tile lies from it."""
-        cls = domain_map(self.graph).dims[node.id][node.attribute("dim")]
-        axis = next(a for a, found in enumerate(self.space.axes) if cls in found.classes)
-        tile, index, dtype = self.tile, self.index[axis], marker(node.tensor.dtype)
-        batch, vector = axis == tile.batch_axis, axis == tile.vector_axis
-        if not batch and not vector:
-            return self._assign(node, f"full(1, {index}, {dtype})", Variable(""))
-        chunks = f"{self.constant('BATCH', tile.batch)}, {self.constant('STEP', tile.step)}" if batch else "1, 1"
-        width = self.constant("VECTOR", tile.vector) if vector else "1"
-        return self._assign(node, f"iota({chunks}, {width}, {dtype}) + {index}", Variable("", batch, vector))
 
     def _assign(self, node: Node, text: str, like: Variable) -> Variable:
         name = self.fresh(node.name)
@@ -406,7 +529,9 @@ class Emitter:
         if not batch:
             return f"load_strided({pointer}, {at}, {self.limit}, 1, 1, 0, {vec}, {element}, {fill})"
         stride = self.batch_stride(node_id, element)
-        return f"load_strided{suffix}({pointer}, {at}, {self.limit}, {count}, {step}, {stride}, {vec}, {element}, {fill})"
+        return (
+            f"load_strided{suffix}({pointer}, {at}, {self.limit}, {count}, {step}, {stride}, {vec}, {element}, {fill})"
+        )
 
     def stride_along_vector(self, node_id: int) -> str:
         """Text of the element stride inside a chunk: the literal 1 allows a vector access."""
@@ -463,7 +588,9 @@ class Emitter:
                 assert variable is not None
                 texts.append(self.widen(variable, batch, vector))
             else:
-                texts.append(self.scalar(source, compute_dtype(node.tensor.dtype) if op.result == "same" else operand_dtype))
+                texts.append(
+                    self.scalar(source, compute_dtype(node.tensor.dtype) if op.result == "same" else operand_dtype)
+                )
         text = (approximate_text(self.graph, node) or op.emit).format(*texts)
         if self.problem.numerics == "eager" and node.tensor.dtype != compute_dtype(node.tensor.dtype):
             text = f"cast(cast({text}, {marker(node.tensor.dtype)}), float32)"
@@ -503,9 +630,7 @@ class Emitter:
         head = [f"# {text}" if text else "#" for text in (*self.header, "parameters: " + self._describe())]
         constants = [f"{name} = {text}" for name, text in self.constants.items()]
         body = [*head, *constants, "", "", f"def {self.name}({', '.join(names)}):", *self.lines]
-        return KernelSource(
-            self.name, "\n".join(body) + "\n", self._signature(), threads, min_blocks, max_registers
-        )
+        return KernelSource(self.name, "\n".join(body) + "\n", self._signature(), threads, min_blocks, max_registers)
 
     def launch(self, source: KernelSource, geometry: object) -> Launch:
         """A launch of the finished text with this emitter's arguments."""
@@ -531,6 +656,11 @@ class Emitter:
 
     def _describe(self) -> str:
         return ", ".join(f"{name}: {kind}" for kind, name, _ in self._ordered())
+
+
+def kernel_name(graph: Graph, suffix: str) -> str:
+    """The name profilers show: the user's function (ASCII letters, digits and underscores only) and the scheduler."""
+    return f"{re.sub('[^A-Za-z0-9_]', '_', graph.name)}_{suffix}"
 
 
 def dtype_marker(dtype: torch.dtype) -> str:

@@ -15,10 +15,10 @@ from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
-from fusedsl.schedulers.checks import check_coverage, check_ops, check_self_mapping, first_refusal
-from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.checks import check_ops, check_outputs, check_self_mapping
+from fusedsl.schedulers.emit import Emitter, TileShape, kernel_name
 from fusedsl.schedulers.rows import locate
-from fusedsl.schedulers.space import IterationSpace, iteration_space, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 
 NAME = "pointwise"
 
@@ -47,16 +47,12 @@ def can_schedule_compile_time(graph: Graph) -> Refusal | None:
     reductions = find_reductions(graph).nodes
     if reductions:
         return Refusal("reduction", f"{graph[reductions[0]].name} is a reduction")
-    return first_refusal(check_ops(graph), check_self_mapping(graph), check_coverage(graph))
+    return check_ops(graph) or check_self_mapping(graph) or check_outputs(graph)
 
 
 def can_schedule_run_time(problem: Problem) -> Refusal | None:
     """Every size and layout is taken."""
     return None
-
-
-def _pow2_at_least(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def compute_heuristics(problem: Problem) -> PointwiseParams:
@@ -69,14 +65,14 @@ def compute_heuristics(problem: Problem) -> PointwiseParams:
     if last == 0:
         return PointwiseParams(256, 1, vector, batch)
     chunks = -(-space.axes[last].extent // vector)
-    threads = min(_pow2_at_least(chunks), 128)
-    return PointwiseParams(threads, max(128 // threads, 1), vector, 2 * batch, chunks % threads == 0)
+    threads = min(pow2_at_least(chunks), 128)
+    return PointwiseParams(threads, max(128 // threads, 1), vector, batch, chunks % threads == 0)
 
 
 def schedule(problem: Problem, params: PointwiseParams) -> KernelPlan:
     """One launch."""
     space = iteration_space(problem)
-    name = f"{problem.graph.name}_pointwise"
+    name = kernel_name(problem.graph, NAME)
     header = (f"{problem.graph.name}: {NAME}", str(params))
     if len(space.axes) == 1:
         return _flat(space, params, name, header)
@@ -87,7 +83,6 @@ def _flat(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[st
     step = p.threads * p.vector
     chunk = step * p.batch
     e = Emitter(space, TileShape(p.batch, p.vector, 0, 0, step), name, header)
-    e.streaming = True
     outputs = tuple(dict.fromkeys(space.problem.graph.outputs))
     e.index[0] = "col"
     e.line(f"start = block_x() * {e.constant('CHUNK', chunk)}")
@@ -112,7 +107,6 @@ def _flat(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[st
 def _nested(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[str, ...]) -> KernelPlan:
     last = len(space.axes) - 1
     e = Emitter(space, TileShape(p.batch, p.vector, last - 1, last, p.lines), name, header)
-    e.streaming = True
     columns, lines = p.threads * p.vector, p.lines * p.batch
     column_blocks = -(-space.axes[last].extent // columns)  # a fixed row length: part of the text
     line_blocks = -(-space.axes[last - 1].extent // lines)

@@ -19,7 +19,7 @@ from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
 from fusedsl.schedulers.combine import Accumulator, Reducer, combine_in_block, combine_in_cluster, prepare_cluster
 from fusedsl.schedulers.emit import Emitter, TileShape, dtype_marker
-from fusedsl.schedulers.space import IterationSpace, iteration_space
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least
 
 
 @attrs.frozen
@@ -59,6 +59,22 @@ class RowParams:
     @property
     def tile(self) -> int:
         return self.step * self.batch
+
+
+#: Elements of a row that a thread holds while the block has at most 256 threads.
+ELEMENTS_PER_THREAD = 16
+
+
+def resident_row(space: IterationSpace, vector: int) -> RowParams:
+    """Parameters for a row in registers: 16 elements a thread, then more a thread; short rows several to a block."""
+    extent = space.axes[-1].extent
+    chunks = max(-(-extent // vector), 1)
+    threads = min(pow2_at_least(chunks), 32)
+    while threads < 256 and -(-chunks // threads) * vector > ELEMENTS_PER_THREAD:
+        threads *= 2
+    batch = -(-chunks // threads)
+    rows = max(64 // threads, 1) if space.kept else 1
+    return RowParams(threads, rows, vector, batch, exact=threads * batch * vector == extent)
 
 
 def row_kernels(problem: Problem, params: RowParams, name: str, scheduler: str) -> KernelPlan:

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iteration space of a problem: its loops, outermost first, merged where every tensor allows it.
 
-Loops of extent 1 are dropped. Two neighbouring loops of one kind (kept or reduced) merge when every tensor walks them as
-one (``stride[a] == stride[b] * extent[b]``) and no value is a position along either (``iota``). The result is 1 to 8 axes, each with a stride per tensor; a reduction over
-loops of extent 1 leaves one reduced axis of extent 1.
+Loops lie as the analysis says they lie in memory; loops of extent 1 are dropped. Two neighbouring loops of one kind (kept or reduced) merge when every tensor walks them
+as one (``stride[a] == stride[b] * extent[b]``) and no value is a position along either (``iota``). The result is 1 to 8
+axes, each with a stride per tensor; a reduction over loops of extent 1 leaves one reduced axis of extent 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from fusedsl.analysis.domains import domain_map
+from fusedsl.analysis.domains import class_sizes, domain_map
+from fusedsl.analysis.memory_order import memory_order
 from fusedsl.analysis.reductions import find_reductions
+from fusedsl.graph.graph import Graph
+from fusedsl.graph.types import Symbol
 from fusedsl.schedulers.base import Layout, Problem, extent_size
 
 
@@ -33,7 +37,8 @@ class IterationSpace:
     Attributes:
         axes: outermost first; never empty.
         strides: per input and output node, its stride in elements on every axis (0 where it does not vary).
-        counts: per ``random`` node, the stride of its elements' numbers on every axis: as of a packed tensor of its shape.
+        counts: per ``random`` node, the stride of its elements' numbers on every axis: that of a packed tensor of its
+            shape.
         problem: what it was made from.
     """
 
@@ -86,27 +91,34 @@ def _counting_strides(problem: Problem, node_id: int, sizes: Mapping[Symbol, int
 
 
 def iteration_space(problem: Problem) -> IterationSpace:
-    """Order the loops by the reference tensor's memory, drop loops of extent 1, merge neighbours."""
+    """Order the loops as they lie in memory, drop loops of extent 1, merge neighbours."""
     graph = problem.graph
-    domains = domain_map(graph)
     sizes = problem.sizes()
-    extents = [extent_size(e, sizes) for e in domains.extents]
-    reduced = find_reductions(graph).classes
+    extents = class_sizes(domain_map(graph), sizes)
     tensors = [i for i in dict.fromkeys((*graph.outputs, *graph.inputs)) if i in problem.layouts]
     strides = {i: _class_strides(problem, i, len(extents)) for i in tensors}
     counts = {n.id: _counting_strides(problem, n.id, sizes, len(extents)) for n in graph if n.op == "random"}
+    order = [c for c in memory_order(graph, problem.layouts) if extents[c] != 1]
+    groups = _merged(graph, order, extents, [*strides.values(), *counts.values()])
+    reduced = find_reductions(graph).classes
+    axes = [Axis(math.prod(extents[c] for c in group), group[0] in reduced, tuple(group)) for group in groups]
+    closes = bool(find_reductions(graph).nodes)
+    padding: tuple[int, ...] = ()
+    if not axes or (closes and not any(axis.reduced for axis in axes)):
+        axes.append(Axis(1, closes))
+        padding = (0,)
 
-    def coverage(node_id: int) -> tuple[int, int]:
-        covered = sum(s != 0 for s in strides[node_id])
-        return covered, layout_bytes(problem, node_id)
+    def along(of_classes: dict[int, list[int]]) -> dict[int, tuple[int, ...]]:
+        return {i: (*(s[group[-1]] for group in groups), *padding) for i, s in of_classes.items()}
 
-    order = list(range(len(extents)))
-    if tensors:
-        # max() keeps the first of equals: outputs come before inputs.
-        reference = strides[max(tensors, key=coverage)]
-        order.sort(key=lambda c: -reference[c] if reference[c] else -_NEVER)
-    order = [c for c in order if extents[c] != 1]
-    counted = {domains.dims[n.id][n.attribute("dim")] for n in graph if n.op == "iota"}
+    return IterationSpace(tuple(axes), along(strides), along(counts), problem)
+
+
+def _merged(graph: Graph, order: list[int], extents: Sequence[int], strides: list[list[int]]) -> list[list[int]]:
+    """Loops in groups that every tensor walks as one loop; a loop that values count along stays apart."""
+    reduced = find_reductions(graph).classes
+    dims = domain_map(graph).dims
+    counted = {dims[n.id][n.attribute("dim")] for n in graph if n.op == "iota"}
     groups: list[list[int]] = []
     for cls in order:
         last = groups[-1][-1] if groups else None
@@ -114,37 +126,12 @@ def iteration_space(problem: Problem) -> IterationSpace:
             last is not None
             and (last in reduced) == (cls in reduced)
             and not {last, cls} & counted
-            and all(s[last] == s[cls] * extents[cls] for s in (*strides.values(), *counts.values()))
+            and all(s[last] == s[cls] * extents[cls] for s in strides)
         ):
             groups[-1].append(cls)
         else:
             groups.append([cls])
-    axes = []
-    for group in groups:
-        extent = 1
-        for cls in group:
-            extent *= extents[cls]
-        axes.append(Axis(extent, group[0] in reduced, tuple(group)))
-    found = {i: tuple(s[g[-1]] for g in groups) for i, s in (*strides.items(), *counts.items())}
-    closes = bool(find_reductions(graph).nodes)
-    if not axes or (closes and not any(axis.reduced for axis in axes)):
-        axes.append(Axis(1, closes))
-        found = {i: (*s, 0) for i, s in found.items()}
-    numbered = {i: found.pop(i) for i in counts}
-    return IterationSpace(tuple(axes), found, numbered, problem)
-
-
-#: Loops the reference does not vary on go outermost.
-_NEVER = 1 << 62
-
-
-def layout_bytes(problem: Problem, node_id: int) -> int:
-    """Bytes of distinct elements a tensor holds (dims of stride 0 count once)."""
-    layout = problem.layouts[node_id]
-    count = problem.graph[node_id].tensor.dtype.itemsize
-    for size, stride in zip(layout.shape, layout.strides, strict=True):
-        count *= size if stride else 1
-    return count
+    return groups
 
 
 def vector_width(space: IterationSpace, axis: int, *, ragged: bool = False) -> int:
@@ -174,3 +161,8 @@ def vector_width(space: IterationSpace, axis: int, *, ragged: bool = False) -> i
 def _aligned(chunk_bytes: int, item: int, alignment: int, strides: tuple[int, ...], axis: int) -> bool:
     need = min(chunk_bytes, 16)
     return alignment % need == 0 and all(s * item % need == 0 for i, s in enumerate(strides) if i != axis)
+
+
+def pow2_at_least(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -337,8 +337,6 @@ def mixed(x_shape: tuple[int, ...], inner: tuple[int, ...], outer: tuple[int, ..
     return g.finish(g.y, g.outer)
 
 
-
-
 def waiting_for_each_other() -> Graph:
     """Two rows that each need the other's sum: their loops cannot both be one loop."""
     g = Sketch()

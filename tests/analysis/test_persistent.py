@@ -128,9 +128,7 @@ def test_recompute_restarts_at_the_full_rank_broadcast() -> None:
 
 def test_later_normalizations_restart_at_earlier_row_scalars() -> None:
     graph = graphs.three_normalizations()
-    restarts = {
-        name_of(graph, r.buffer): [name_of(graph, i) for i in r.restarts] for r in find_recomputes(graph)
-    }
+    restarts = {name_of(graph, r.buffer): [name_of(graph, i) for i in r.restarts] for r in find_recomputes(graph)}
     assert restarts == {"t2": [], "t6": ["b1"], "t10": ["b1", "b2"]}
 
 

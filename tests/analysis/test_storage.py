@@ -308,5 +308,5 @@ def test_facts_read_like_a_report() -> None:
         "  xf from x\n"
         "  e from x and the row scalars m\n"
         "kept: x (65536 bytes)\n"
-        "storage: registers (65536 bytes a row fit the 131072 of registers)"
+        "storage by the budgets: registers (65536 bytes a row fit the 131072 of registers)"
     )

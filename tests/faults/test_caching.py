@@ -290,7 +290,9 @@ def test_a_read_only_folder_serves_what_it_holds(tmp_path: Path, monkeypatch: py
     assert (kernels.counters.disk_hits, kernels.counters.compilations) == (1, 1)
 
 
-@pytest.mark.parametrize("distribution", ["fusedsl", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"])
+@pytest.mark.parametrize(
+    "distribution", ["fusedsl", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"]
+)
 def test_a_new_version_of_a_compiler_is_a_miss(monkeypatch: pytest.MonkeyPatch, distribution: str) -> None:
     source, _ = fake_kernel(1)
     version = metadata.version

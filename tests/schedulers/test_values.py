@@ -31,7 +31,13 @@ def test_rows_that_registers_cannot_hold(device, columns):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reductions_of_each_dim(device, shape, dtype):
     x = torch.randn(shape, device=device).to(dtype)
-    for program in (programs.row_sum, programs.column_sum, programs.total, programs.positions, programs.column_positions):
+    for program in (
+        programs.row_sum,
+        programs.column_sum,
+        programs.total,
+        programs.positions,
+        programs.column_positions,
+    ):
         assert_matches_eager(program, x)
 
 

@@ -19,7 +19,6 @@ from fusedsl.frontend.callables.compose import (
     widen_all,
 )
 from fusedsl.frontend.callables.errors import OpError
-from fusedsl.frontend.callables.logic import clamped
 from fusedsl.frontend.callables.table import handles
 from fusedsl.frontend.callables.values import ScalarValue, TensorValue, cast, pointwise, reindex, select
 
@@ -47,7 +46,13 @@ def relu(builder: Any, input: Any, inplace: bool = False) -> TensorValue:
     no_inplace(inplace)
     value = tensor(input, "relu")
     check_dtypes(torch.relu, "relu", value)
-    return pointwise("maximum", value, 0)
+    return select(pointwise("le", value, 0), 0, value, value.dtype)
+
+
+def _inside(value: TensorValue, low: Any, high: Any) -> TensorValue:
+    """``value`` between two bounds, which unlike ``clamp``'s have the gradient 0; NaN propagates."""
+    below = select(pointwise("ge", value, high), high, value, value.dtype)
+    return select(pointwise("le", value, low), low, below, value.dtype)
 
 
 @handles("F.hardtanh")
@@ -56,7 +61,7 @@ def hardtanh(builder: Any, input: Any, min_val: Any = -1.0, max_val: Any = 1.0, 
     value = tensor(input, "hardtanh")
     if not value.dtype.is_floating_point:
         return NotImplemented
-    return clamped(value, min_val, max_val, value.dtype)
+    return _inside(value, min_val, max_val)
 
 
 @handles("F.relu6")
@@ -176,13 +181,13 @@ def logsigmoid(input: TensorValue) -> TensorValue:
 @_activation("F.hardsigmoid", eager=F.hardsigmoid)
 def hardsigmoid(input: TensorValue, inplace: bool = False) -> TensorValue:
     no_inplace(inplace)
-    return clamped(input + 3, 0, 6, input.dtype) / 6
+    return _inside(input + 3, 0.0, 6.0) / 6
 
 
 @_activation("F.hardswish", eager=F.hardswish)
 def hardswish(input: TensorValue, inplace: bool = False) -> TensorValue:
     no_inplace(inplace)
-    return input * clamped(input + 3, 0, 6, input.dtype) / 6
+    return input * _inside(input + 3, 0.0, 6.0) / 6
 
 
 @_activation("F.softsign", eager=F.softsign)
@@ -206,27 +211,3 @@ def softshrink(input: TensorValue, lambd: Any = 0.5) -> TensorValue:
     # x * 0 keeps a NaN.
     low = select(pointwise("lt", input, -lambd), input + lambd, input * 0, input.dtype)
     return select(pointwise("gt", input, lambd), input - lambd, low, input.dtype)
-
-
-# dropout ------------------------------------------------------------
-
-
-@handles(
-    "F.dropout",
-    "torch.dropout",
-    "F.alpha_dropout",
-    "F.dropout1d",
-    "F.dropout2d",
-    "F.dropout3d",
-    "F.feature_alpha_dropout",
-)
-def dropout(builder: Any, input: Any, p: Any = 0.5, training: Any = True, inplace: bool = False) -> TensorValue:
-    value = tensor(input, "dropout")
-    no_inplace(inplace)
-    if not static(training, "training") or static(p, "p") == 0:
-        return value
-    raise OpError(
-        f"dropout with p={p} in training is not supported",
-        expected="training=False or p=0",
-        hint="apply dropout outside the fused function",
-    )

@@ -238,9 +238,11 @@ def _x_log(x: Any, y: Any, log: str, eager: Callable[..., Any], name: str) -> Te
         y = full(like.builder, y, like.dtype, like.shape)
     if not isinstance(x, TensorValue):
         x = full(like.builder, x, like.dtype, like.shape)
-    product = x * pointwise(log, y)
-    zeroed = select(pointwise("eq", x, 0), 0.0, product, like.dtype)
-    return cast(select(pointwise("isnan", y), y, zeroed, like.dtype), dtype)
+    # 0 * log(y) is 0 by itself, with the gradient log(y), where the logarithm is finite.
+    least = 0 if log == "log" else -1
+    infinite = pointwise("bitwise_or", pointwise("le", y, least), pointwise("eq", y, math.inf))
+    zero = pointwise("bitwise_and", pointwise("eq", x, 0), infinite)
+    return cast(select(zero, 0.0, x * pointwise(log, y), like.dtype), dtype)
 
 
 @handles(*everywhere("xlogy"), "special.xlogy")

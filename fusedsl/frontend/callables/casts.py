@@ -10,7 +10,7 @@ import torch
 from fusedsl.frontend.callables.compose import dtype_argument, static, tensor
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.table import everywhere, handles
-from fusedsl.frontend.callables.values import TensorValue, cast, pointwise
+from fusedsl.frontend.callables.values import TensorValue, cast, detached, pointwise
 
 _NAMES = {
     "float": torch.float32,
@@ -114,4 +114,4 @@ def contiguous(builder: Any, self: Any, memory_format: Any = torch.contiguous_fo
 
 @handles(*everywhere("detach"))
 def detach(builder: Any, input: Any) -> TensorValue:
-    return tensor(input, "detach")
+    return detached(tensor(input, "detach"))

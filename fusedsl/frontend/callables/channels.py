@@ -12,8 +12,9 @@ from typing import Any
 from fusedsl.frontend.callables.compose import static, static_int, tensor, widen
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.reductions import centred_variance
+from fusedsl.frontend.callables.shapes import merge_dims, split_dim
 from fusedsl.frontend.callables.table import handles
-from fusedsl.frontend.callables.values import TensorValue, cast, merge_dims, pointwise, reindex, split_dim
+from fusedsl.frontend.callables.values import TensorValue, cast, pointwise, reindex
 from fusedsl.graph.types import Extent, dtype_name, extent_hint
 
 
@@ -56,9 +57,7 @@ def _affine(result: TensorValue, parameters: Sequence[TensorValue | None], dims:
 
 
 @handles("F.group_norm")
-def group_norm(
-    builder: Any, input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
-) -> Any:
+def group_norm(builder: Any, input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
     """Channels are split into groups by views; everything between the views is one normalisation."""
     value = _input(input, 2, "group_norm")
     groups = static_int(num_groups, "num_groups")

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross entropy and its kin: a row's log-sum-exp and its entry at a target class.
 
-Everything is computed in at least float32 and rounded once. A target that is neither a class nor ``ignore_index`` makes
-its row's loss NaN, and with it the mean and the sum: no memory outside the row is read. If every target is ignored the mean is NaN,
-the sum 0, as in torch.
+Everything is computed in at least float32 and rounded once. A target that is neither a class nor ``ignore_index``
+makes its row's loss NaN, and with it the mean and the sum: no memory outside the row is read. If every target is
+ignored the mean is NaN, the sum 0, as in torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,7 +82,8 @@ def _over_classes(logits: TensorValue, weight: Any, dim: int, name: str) -> Tens
         raise OpError(f"{name}: weight has shape {value.hint_shape}, there are {logits.hint_shape[dim]} classes")
     logits.builder.unify(value.shape[0], logits.shape[dim])
     shape = logits.shape
-    return widen(reindex(value, [0 if d == dim else None for d in range(len(shape))], shape), logits.dtype)
+    spread = reindex(value, [0 if d == dim else None for d in range(len(shape))], shape)
+    return cast(spread, logits.dtype)
 
 
 def _reduced(loss: TensorValue, weight: TensorValue, reduction: Any) -> TensorValue:

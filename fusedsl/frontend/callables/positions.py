@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusedsl.frontend.callables.compose import common_dtype, dtype_argument, one_dim, static, static_int, tensor
+from fusedsl.frontend.callables.compose import dtype_argument, one_dim, static, static_int, tensor
 from fusedsl.frontend.callables.creation import is_plain
 from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.extents import extent_of
@@ -19,7 +19,6 @@ from fusedsl.frontend.callables.values import (
     TensorValue,
     broadcast,
     cast,
-    full,
     gather,
     iota,
     is_value,
@@ -36,9 +35,7 @@ from fusedsl.graph.types import Extent, extent_hint
 
 
 @handles("torch.arange")
-def arange(
-    builder: Any, start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any
-) -> Any:
+def arange(builder: Any, start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Any:
     """Positions, scaled and shifted. The length may be the size of a dim; start and step are known while tracing."""
     if not is_plain(**options):
         return NotImplemented

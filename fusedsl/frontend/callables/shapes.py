@@ -13,7 +13,8 @@ from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.extents import extent_of, match_extent, sizes_argument
 from fusedsl.frontend.callables.table import everywhere, handles
 from fusedsl.frontend.callables.values import TensorValue, broadcast, broadcast_shape, is_value, reindex
-from fusedsl.graph.types import Extent, extent_hint
+from fusedsl.graph.opaque import CallTemplate, Hole, Pack
+from fusedsl.graph.types import Extent, Symbol, TensorType, extent_hint
 
 
 def keep_dims(value: TensorValue, dims: Sequence[int], source: TensorValue) -> TensorValue:
@@ -258,6 +259,28 @@ def unflatten(builder: Any, input: Any, dim: Any, sizes: Any) -> Any:
         return NotImplemented
     inner = [place if k in real else None for k in range(len(sizes))]
     return _view(value, [*range(place), *inner, *range(place + 1, value.rank)])
+
+
+def split_dim(value: TensorValue, dim: int, outer: int) -> TensorValue:
+    """``dim`` as two dims, the outer one of a static extent that divides it: a view made by eager torch."""
+    extent = value.shape[dim]
+    builder = value.builder
+    hint = extent_hint(extent) // outer
+    inner: Extent = hint if isinstance(extent, int) or hint < 2 else Symbol(f"{extent}/{outer}", hint)
+    shape = (*value.shape[:dim], outer, inner, *value.shape[dim + 1 :])
+    call = CallTemplate((Hole(0), dim, Pack("tuple", (outer, -1))), ())
+    type_ = TensorType(value.dtype, shape)
+    node = builder.add("opaque", (value.id,), type_, function="torch.unflatten", call=call, results=1)
+    return TensorValue(builder, node)
+
+
+def merge_dims(value: TensorValue, dim: int, extent: Extent) -> TensorValue:
+    """``dim`` and the next one as one dim of ``extent``: a view made by eager torch where memory allows it."""
+    shape = (*value.shape[:dim], extent, *value.shape[dim + 2 :])
+    call = CallTemplate((Hole(0), dim, dim + 1), ())
+    type_ = TensorType(value.dtype, shape)
+    node = value.builder.add("opaque", (value.id,), type_, function="torch.flatten", call=call, results=1)
+    return TensorValue(value.builder, node)
 
 
 # indexing ------------------------------------------------------------

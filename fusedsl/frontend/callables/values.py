@@ -19,8 +19,7 @@ from fusedsl.frontend.callables.errors import OpError
 from fusedsl.frontend.callables.promotion import OperandKey, pointwise_rule
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.host import host_function
-from fusedsl.graph.opaque import CallTemplate, Hole, Pack
-from fusedsl.graph.types import Extent, ScalarType, Symbol, TensorType, dtype_name, extent_hint
+from fusedsl.graph.types import Extent, ScalarType, TensorType, dtype_name, extent_hint
 
 Number = bool | int | float
 
@@ -227,18 +226,28 @@ def cast(value: TensorValue, dtype: torch.dtype, explicit: bool = False) -> Tens
 def reindex(value: TensorValue, dims: Sequence[int | None], shape: Iterable[Extent]) -> TensorValue:
     """A view: result dim k has extent ``shape[k]`` and reads source dim ``dims[k]`` (None: a new dim).
 
-    A reindex of a reindex is built on the first source; one that changes nothing is the value itself.
+    A reindex of a reindex is built on the first source, unless that stops gradients; one that changes nothing is the
+    value itself.
     """
     builder = value.builder
     node = builder.nodes[value.id]
     dims_, shape_ = tuple(dims), tuple(shape)
     if dims_ == tuple(range(value.rank)) and shape_ == value.shape:
         return value
-    if node.op == "reindex":
+    if node.op == "reindex" and not dict(node.attributes).get("detached"):
         inner = node.attribute("dims")
         source = TensorValue(builder, node.inputs[0])
         return reindex(source, tuple(None if d is None else inner[d] for d in dims_), shape_)
     return TensorValue(builder, builder.add("reindex", (value.id,), TensorType(value.dtype, shape_), dims=dims_))
+
+
+def detached(value: TensorValue) -> TensorValue:
+    """The value itself, but no gradient passes."""
+    if not value.dtype.is_floating_point:
+        return value
+    dims, type_ = tuple(range(value.rank)), TensorType(value.dtype, value.shape)
+    node = value.builder.add("reindex", (value.id,), type_, dims=dims, detached=True)
+    return TensorValue(value.builder, node)
 
 
 def broadcast_shape(builder: Builder, shapes: Sequence[tuple[Extent, ...]]) -> tuple[Extent, ...]:
@@ -307,28 +316,6 @@ def gather(value: TensorValue, index: TensorValue, dim: int) -> TensorValue:
     """
     shape = value.shape[:dim] + value.shape[dim + 1 :]
     node = value.builder.add("gather", (value.id, index.id), TensorType(value.dtype, shape), dim=dim)
-    return TensorValue(value.builder, node)
-
-
-def split_dim(value: TensorValue, dim: int, outer: int) -> TensorValue:
-    """``dim`` as two dims, the outer one of a static extent that divides it: a view made by eager torch."""
-    extent = value.shape[dim]
-    builder = value.builder
-    hint = extent_hint(extent) // outer
-    inner: Extent = hint if isinstance(extent, int) or hint < 2 else Symbol(f"{extent}/{outer}", hint)
-    shape = (*value.shape[:dim], outer, inner, *value.shape[dim + 1 :])
-    call = CallTemplate((Hole(0), dim, Pack("tuple", (outer, -1))), ())
-    type_ = TensorType(value.dtype, shape)
-    node = builder.add("opaque", (value.id,), type_, function="torch.unflatten", call=call, results=1)
-    return TensorValue(builder, node)
-
-
-def merge_dims(value: TensorValue, dim: int, extent: Extent) -> TensorValue:
-    """``dim`` and the next one as one dim of ``extent``: a view made by eager torch where memory allows it."""
-    shape = (*value.shape[:dim], extent, *value.shape[dim + 2 :])
-    call = CallTemplate((Hole(0), dim, dim + 1), ())
-    type_ = TensorType(value.dtype, shape)
-    node = value.builder.add("opaque", (value.id,), type_, function="torch.flatten", call=call, results=1)
     return TensorValue(value.builder, node)
 
 

@@ -9,11 +9,14 @@ thread and the block.
 | file | what it holds |
 |---|---|
 | `run.py` | `interpret`: binds arguments, orders blocks |
-| `block.py` | threads, blocks, meetings at barriers and collectives, the scheduler, deadlock reports |
+| `block.py` | threads, blocks, meetings at barriers and collectives, the scheduler |
+| `reports.py` | deadlock reports |
 | `text.py` | kernel text as a Python function that can name its lines |
 | `tile.py`, `storage.py` | tiles and their operators; how elements are held |
 | `convert.py`, `elementwise.py`, `reduce.py`, `index.py` | what kernels compute |
 | `pointer.py`, `memory.py`, `shared.py` | global and shared memory |
+| `ordering.py`, `tracked.py` | what happened before what, where mbarriers, clusters or copies order threads |
+| `async_copy.py`, `mbarrier.py`, `cluster.py` | copies beside the threads; blocks and warps that work together |
 | `names.py` | the kernel-language names |
 | `errors.py` | the faults |
 

@@ -13,21 +13,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from fusedsl.numba_cuda.interpreter.errors import (
-    Deadlock,
-    Index3,
-    KernelCrash,
-    KernelFault,
-    RemoteAccess,
-    UnfinishedCopy,
-)
-from fusedsl.numba_cuda.interpreter.ordering import Copy, Event, Order
+from fusedsl.numba_cuda.interpreter.errors import Index3, KernelCrash, KernelFault
+from fusedsl.numba_cuda.interpreter.ordering import Event, Order
+from fusedsl.numba_cuda.interpreter.reports import describe_deadlock, describe_visit
 from fusedsl.numba_cuda.interpreter.text import KernelText, line_at
 from fusedsl.numba_cuda.kernel import Geometry
 
@@ -242,6 +236,9 @@ class Scheduler:
         tracked: the kernel text uses what needs `ordering`.
         blocks: the live blocks by number.
         landing: what asynchronous copies still have to do; done when no thread can run, so as late as can be.
+        pointers: the kernel's pointer arguments.
+        cluster_barriers: barriers of the live clusters.
+        grid_meeting: where all threads of a cooperative launch meet.
         visits: accesses to the shared memory of a block that must be over before it ends: other blocks', and copies.
     """
 
@@ -266,6 +263,9 @@ class Scheduler:
         self.blocks: dict[int, Block] = {}
         self.landing: deque[Callable[[], None]] = deque()
         self.visits: list[tuple[Block, Event]] = []
+        self.pointers: list[Any] = []
+        self.cluster_barriers: dict[int, Any] = {}
+        self.grid_meeting = Meeting(0)
         self.context = context
         self.ready: deque[Thread] = deque()
         self.running = 0
@@ -295,6 +295,8 @@ class Scheduler:
         everyone = thread_order([thread for block in blocks for thread in block.threads])
         self.blocks = {block.number: block for block in blocks}
         self.visits.clear()
+        self.cluster_barriers.clear()
+        self.grid_meeting = Meeting(len(blocks) * self.threads)
         self.ready.extend(everyone)
         self.running = len(everyone)
         ready, idle, landing = self.ready, self.idle, self.landing
@@ -315,12 +317,12 @@ class Scheduler:
                 self.abandon(everyone)
                 raise fault
         if self.running:
-            fault = self.describe_deadlock(blocks)
+            fault = describe_deadlock(self, blocks)
             self.abandon(everyone)
             raise fault
         for block, event in self.visits:
             if not any(event.is_before(thread) for thread in block.threads):
-                raise self.describe_visit(block, event)
+                raise describe_visit(self, block, event)
 
     def new_worker(self) -> Worker:
         """A greenlet whose NumPy is as quiet as a GPU."""
@@ -346,65 +348,6 @@ class Scheduler:
         span, origin = self.text.find(error.__traceback__)
         error.locate(span, thread.index, thread.block.index, origin)
         return error.with_traceback(None)
-
-    def describe_deadlock(self, blocks: list[Block]) -> Deadlock:
-        """Who waits where, and who has returned."""
-        places: dict[tuple[object, int], list[Thread]] = {}
-        stuck = next(block for block in blocks if any(t.worker is not None for t in block.threads))
-        for thread in stuck.threads:
-            frame: FrameType | None = None if thread.worker is None else thread.worker.gr_frame
-            line = self.text.line_of(frame)
-            places.setdefault((str(thread.wait_name), line), []).append(thread)
-        lines = []
-        first: tuple[int, Thread] | None = None
-        for (name, line), threads in places.items():
-            who = f"    {_count(threads)} {_ranges([t.linear for t in threads])}"
-            if name:
-                one = len(threads) == 1
-                lines.append(f"{who} {'waits' if one else 'wait'} at {name}, line {line}: {self.text.line(line)}")
-                first = first or (line, threads[0])
-            else:
-                lines.append(f"{who} {'has' if len(threads) == 1 else 'have'} returned")
-        assert first is not None
-        fault = Deadlock(
-            f"threads of block {stuck.index} wait for others that will never come\n" + "\n".join(lines),
-            expected="every thread of the group at the same barrier or collective",
-        )
-        fault.locate(self.text.span(first[0]), None, None, self.text.origin(first[0]))
-        return fault
-
-    def describe_visit(self, block: Block, event: Event) -> KernelFault:
-        """An access to the shared memory of a block that has ended perhaps too early for it."""
-        line = self.line_at(event.site)
-        thread = event.thread
-        fault: KernelFault
-        if isinstance(event, Copy):
-            fault = UnfinishedCopy(f"block {block.index} ends without waiting for this {event.what}", hint=event.wait)
-        else:
-            fault = RemoteAccess(
-                f"{event.what} touches the shared memory of block {block.index}, which may have ended before",
-                hint="cluster_arrive() and cluster_wait() after the last access, in every block",
-            )
-        fault.locate(self.text.span(line), thread.index, thread.block.index, self.text.origin(line))
-        return fault
-
-
-def _count(threads: list[Thread]) -> str:
-    return f"{len(threads)} thread{'s' if len(threads) > 1 else ''}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """``(0, 2 to 31)`` for a sorted list of thread numbers."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    shown = [str(a) if a == b else f"{a} to {b}" for a, b in parts[:8]]
-    if len(parts) > len(shown):
-        shown.append("...")
-    return f"({', '.join(shown)})"
 
 
 def quiet_context() -> Context:

@@ -85,7 +85,7 @@ def _select(
     return chunks, element_stride == 1 and (chunks == 1 or batch_stride == vector)
 
 
-def _check_alignment(what: str, p: Pointer, offset: int, chunks: int, stride: int, vector: int) -> None:
+def check_alignment(what: str, p: Pointer, offset: int, chunks: int, stride: int, vector: int) -> None:
     """Fault if chunks that are one access each do not lie at multiples of its size."""
     itemsize = p.dtype.itemsize
     nbytes = access_bytes(vector * itemsize)
@@ -125,7 +125,7 @@ def load(p: Pointer, offset: int, limit: int | None, batch: int, stride: int, ve
     """``batch`` chunks of ``vector`` elements, ``stride`` elements apart; see the kernel language."""
     chunks, contiguous = _select("load", p, offset, limit, batch, stride, stride, vector, 1)
     if vector > 1 and chunks:
-        _check_alignment("load", p, offset, chunks, stride, vector)
+        check_alignment("load", p, offset, chunks, stride, vector)
     return _load("load", p, chunks, batch, contiguous, (offset, stride, vector, 1), fill)
 
 
@@ -143,7 +143,7 @@ def load_strided(
     """`load` with strides for chunks and elements; aligned vectors if ``element_stride`` is the literal 1."""
     chunks, contiguous = _select("load_strided", p, offset, limit, batch, step, batch_stride, vector, element_stride)
     if element_stride == 1 and vector > 1 and chunks and literal_argument(7, "element_stride"):
-        _check_alignment("load_strided", p, offset, chunks, batch_stride, vector)
+        check_alignment("load_strided", p, offset, chunks, batch_stride, vector)
     return _load("load_strided", p, chunks, batch, contiguous, (offset, batch_stride, vector, element_stride), fill)
 
 
@@ -154,7 +154,7 @@ def store(
     values = _stored_values("store", p, tile, batch * vector)
     chunks, _ = _select("store", p, offset, limit, batch, stride, stride, vector, 1)
     if vector > 1 and chunks:
-        _check_alignment("store", p, offset, chunks, stride, vector)
+        check_alignment("store", p, offset, chunks, stride, vector)
     if chunks:
         p.write("store", _Chunks(offset, chunks, stride, vector, 1).runs(), values)
 
@@ -174,7 +174,7 @@ def store_strided(
     values = _stored_values("store_strided", p, tile, batch * vector)
     chunks, _ = _select("store_strided", p, offset, limit, batch, step, batch_stride, vector, element_stride)
     if element_stride == 1 and vector > 1 and chunks and literal_argument(8, "element_stride"):
-        _check_alignment("store_strided", p, offset, chunks, batch_stride, vector)
+        check_alignment("store_strided", p, offset, chunks, batch_stride, vector)
     if chunks:
         p.write("store_strided", _Chunks(offset, chunks, batch_stride, vector, element_stride).runs(), values)
 

@@ -7,7 +7,18 @@ from types import ModuleType
 from typing import Any
 
 from fusedsl.numba_cuda.dtypes import DTYPES
-from fusedsl.numba_cuda.interpreter import convert, elementwise, index, memory, reduce, shared
+from fusedsl.numba_cuda.interpreter import (
+    async_copy,
+    cluster,
+    convert,
+    elementwise,
+    index,
+    mbarrier,
+    memory,
+    random,
+    reduce,
+    shared,
+)
 
 _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
     (index, "thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp"),
@@ -23,7 +34,12 @@ _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
     (reduce, "fold_sum fold_prod fold_max fold_min fold_any fold_all fold_argmax fold_argmin"),
     (reduce, "warp_sum warp_prod warp_max warp_min warp_any warp_all warp_argmax warp_argmin"),
     (reduce, "shuffle_xor shuffle_down shuffle_index"),
-    (shared, "shared dynamic_shared shared_load shared_store barrier warp_barrier"),
+    (random, "random_uniform"),
+    (shared, "shared dynamic_shared shared_load shared_store shared_load_tile shared_store_tile barrier warp_barrier"),
+    (async_copy, "async_copy async_commit async_wait bulk_load bulk_store bulk_commit bulk_wait async_fence"),
+    (mbarrier, "mbarriers mbarrier_init mbarrier_fence mbarrier_arrive mbarrier_expect mbarrier_wait"),
+    (cluster, "cluster_rank cluster_size cluster_arrive cluster_wait remote_store remote_load remote_store_async"),
+    (cluster, "named_barrier grid_barrier"),
 )
 
 #: Kernel-language name -> what the interpreter runs.

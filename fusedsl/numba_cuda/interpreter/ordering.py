@@ -6,15 +6,15 @@ own block's and warp's barriers, and through *knowledge* that others release (by
 cluster barrier) and that it acquires by waiting there. Knowledge is a mapping of clocks, merged by maximum:
 
 * ``("thread", block, t)``: accesses of that thread up to this clock of its own;
-* ``("block", block)``, ``("warp", block, w)``, ``("lanes", block, w)``: accesses of earlier epochs of that block; writes
-  and reads of earlier epochs of that warp;
+* ``("block", block)``: accesses of earlier epochs of that block;
+* ``("warp", block, w)``, ``("lanes", block, w)``: writes, reads of earlier epochs of that warp;
 * ``("cluster", c)``: accesses before that many arrivals at the cluster's barrier;
 * ``("mbarrier", serial)``: copies that completed up to that phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -34,20 +34,22 @@ class Order:
         known: what it has acquired; replaced, never changed.
         fenced: clock of its last `async_fence`.
         arrivals: of its own at the cluster barrier.
+        waits: of its own there.
         unfenced: mbarriers it has initialised and not fenced.
         copies: its ``cp.async`` groups, the open one last.
         stores: its bulk-store groups, the open one last.
     """
 
-    __slots__ = ("arrivals", "clock", "copies", "fenced", "known", "stores", "unfenced")
+    __slots__ = ("arrivals", "clock", "copies", "fenced", "known", "stores", "unfenced", "waits")
 
     def __init__(self) -> None:
         self.clock = 0
         self.known = _NOTHING
         self.fenced = -1
         self.arrivals = 0
+        self.waits = 0
         self.unfenced: list[Any] = []
-        self.copies: list[list[Copy]] = [[]]
+        self.copies: list[list[tuple[Copy, Callable[[], None]]]] = [[]]
         self.stores: list[list[Copy]] = [[]]
 
 

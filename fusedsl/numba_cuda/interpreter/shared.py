@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fusedsl.numba_cuda.dtypes import DType
+from fusedsl.numba_cuda.interpreter import tracked
 from fusedsl.numba_cuda.interpreter.block import WARP, Block, Thread, call_site, current_thread
 from fusedsl.numba_cuda.interpreter.errors import (
     InvalidOperand,
@@ -15,6 +18,7 @@ from fusedsl.numba_cuda.interpreter.errors import (
     TileMismatch,
     UninitializedRead,
 )
+from fusedsl.numba_cuda.interpreter.ordering import join
 from fusedsl.numba_cuda.interpreter.storage import access_bytes, constant, element_type
 from fusedsl.numba_cuda.interpreter.tile import Array, Scalar, Tile, tile_class
 
@@ -29,36 +33,56 @@ _BLOCK_LIMIT_BYTES = 227 * 1024
 
 
 class Watch:
-    """Who wrote and who read each unit (an element, or a byte of dynamic shared memory) since it was last ordered."""
+    """Who wrote and who read each unit (an element, or a byte of dynamic shared memory) since it was last ordered: an
+    `Access`, or what `tracked` keeps."""
 
     __slots__ = ("reads", "writes")
 
     def __init__(self, units: int) -> None:
-        self.writes: list[Access | None] = [None] * units
-        self.reads: list[Access | None] = [None] * units
+        self.writes: list[Any] = [None] * units
+        self.reads: list[Any] = [None] * units
 
 
 class SharedArray:
     """A view of shared memory.
 
     Attributes:
+        block: whose.
+        site: call site of a static array, -1 for a view of the dynamic part.
         dtype: element type.
         raw: the elements as they lie in memory.
         unit: watched units an element.
+        start: watched units before the first.
     """
 
-    __slots__ = ("dtype", "label", "raw", "tile", "unit", "watch")
+    __slots__ = ("block", "dtype", "label", "raw", "site", "start", "tile", "unit", "watch")
 
-    def __init__(self, label: str, dtype: DType, raw: Array, watch: Watch, unit: int) -> None:
+    def __init__(
+        self, block: Block, site: int, label: str, dtype: DType, raw: Array, watch: Watch, unit: int, start: int = 0
+    ) -> None:
+        self.block = block
+        self.site = site
         self.label = label
         self.dtype = dtype
         self.raw = raw
         self.watch = watch
         self.unit = unit
+        self.start = start
         self.tile = tile_class(dtype)
 
+    def of(self, block: Block) -> SharedArray:
+        """The same array of another block."""
+        if block is self.block:
+            return self
+        if self.site == _DYNAMIC:
+            return _view(block, self.dtype, self.start)
+        return _static(block, self.site, self.dtype, len(self.raw))
 
-def _reserve(block: Block, label: str, nbytes: int, limit: int) -> None:
+
+def reserve(block: Block, label: str, nbytes: int) -> None:
+    """Count bytes of shared memory against the limits of a block."""
+    dynamic = block.scheduler.dynamic_smem_bytes
+    limit = min(_STATIC_LIMIT_BYTES + dynamic, _BLOCK_LIMIT_BYTES)
     block.shared_bytes += nbytes
     if block.shared_bytes > limit:
         raise InvalidOperand(
@@ -68,13 +92,15 @@ def _reserve(block: Block, label: str, nbytes: int, limit: int) -> None:
 
 def shared(dtype: DType, n: int) -> SharedArray:
     """A static shared array of n elements, one for each place in the text that calls this."""
-    block = current_thread().block
-    site = call_site()
+    return _static(current_thread().block, call_site(), dtype, n)
+
+
+def _static(block: Block, site: int, dtype: DType, n: int) -> SharedArray:
     array = block.shared.get(site)
     if array is None:
         label = f"shared({dtype}, {n})"
-        _reserve(block, label, n * dtype.itemsize, _STATIC_LIMIT_BYTES + block.scheduler.dynamic_smem_bytes)
-        array = SharedArray(label, dtype, np.zeros(n, element_type(dtype)), Watch(n), 1)
+        reserve(block, label, n * dtype.itemsize)
+        array = SharedArray(block, site, label, dtype, np.zeros(n, element_type(dtype)), Watch(n), 1)
         block.shared[site] = array
     assert isinstance(array, SharedArray)
     return array
@@ -83,20 +109,27 @@ def shared(dtype: DType, n: int) -> SharedArray:
 _DYNAMIC = -1
 
 
-def dynamic_shared(dtype: DType) -> SharedArray:
-    """The dynamic part of shared memory as an array; arrays of other dtypes view the same bytes."""
-    block = current_thread().block
+def dynamic_shared(dtype: DType, byte_offset: int = 0) -> SharedArray:
+    """The dynamic part of shared memory from ``byte_offset`` on as an array; arrays of other dtypes view the same
+    bytes."""
+    if byte_offset < 0 or byte_offset % 16:
+        raise InvalidOperand(f"dynamic_shared from byte {byte_offset} on", expected="a multiple of 16")
+    return _view(current_thread().block, dtype, byte_offset)
+
+
+def _view(block: Block, dtype: DType, start: int) -> SharedArray:
+    label = f"dynamic_shared({dtype}, {start})" if start else f"dynamic_shared({dtype})"
     size = block.scheduler.dynamic_smem_bytes
     if _DYNAMIC not in block.shared:
-        _reserve(block, f"dynamic_shared({dtype})", size, _BLOCK_LIMIT_BYTES)
+        reserve(block, label, size)
         block.shared[_DYNAMIC] = (np.zeros(size, np.uint8), Watch(size))
     data, watch = block.shared[_DYNAMIC]
-    n = size // dtype.itemsize
-    raw = data[: n * dtype.itemsize].view(element_type(dtype))
-    return SharedArray(f"dynamic_shared({dtype})", dtype, raw, watch, dtype.itemsize)
+    n = max(size - start, 0) // dtype.itemsize
+    raw = data[start : start + n * dtype.itemsize].view(element_type(dtype))
+    return SharedArray(block, _DYNAMIC, label, dtype, raw, watch, dtype.itemsize, start)
 
 
-def _locate(what: str, s: SharedArray, index: int, n: int) -> tuple[int, int]:
+def locate(what: str, s: SharedArray, index: int, n: int) -> tuple[int, int]:
     """First and last unit of an access, after checking bounds and alignment."""
     if index < 0 or index + n > len(s.raw):
         touched = f"element {index}" if n == 1 else f"elements {index} to {index + n - 1}"
@@ -110,7 +143,7 @@ def _locate(what: str, s: SharedArray, index: int, n: int) -> tuple[int, int]:
                 f"the offset is {index * itemsize % nbytes} bytes past a multiple of {nbytes}",
                 expected=f"an index that is a multiple of {nbytes // itemsize}",
             )
-    return index * s.unit, (index + n) * s.unit
+    return index * s.unit + s.start, (index + n) * s.unit + s.start
 
 
 def _describe(thread: Thread, access: Access) -> str:
@@ -137,35 +170,44 @@ def _ordered(access: Access, thread: Thread, warp_epoch: int) -> bool:
 
 
 def _race(what: str, verb: str, s: SharedArray, unit: int, thread: Thread, other: Access) -> SharedRace:
+    element = (unit - s.start) // s.unit
     return SharedRace(
-        f"{what} {verb} element {unit // s.unit} of {s.label} with no barrier after {_describe(thread, other)}",
+        f"{what} {verb} element {element} of {s.label} with no barrier after {_describe(thread, other)}",
         hint="barrier() between the two",
     )
 
 
 def shared_load(s: SharedArray, index: int, n: int) -> Tile:
     """n contiguous elements from ``index`` on."""
-    first, last = _locate("shared_load", s, index, n)
+    return s.tile(s.dtype, _read("shared_load", s, index, n, call_site()))
+
+
+def _read(what: str, s: SharedArray, index: int, n: int, site: int) -> Array:
+    """Check and note a read; the elements."""
+    first, last = locate(what, s, index, n)
     thread = current_thread()
     watch = s.watch
+    if thread.order is not None:
+        tracked.read(what, s, (first, last), thread, site)
+        return s.raw[index : index + n].copy()
     writes = watch.writes
     sync_epoch = thread.warp.sync_epoch
     for write in (writes[first],) if last - first == 1 else set(writes[first:last]):
         if write is None:
             unit = writes.index(None, first, last)
             raise UninitializedRead(
-                f"shared_load reads element {unit // s.unit} of {s.label}, which nobody has written",
+                f"{what} reads element {(unit - s.start) // s.unit} of {s.label}, which nobody has written",
                 hint="barrier() before the read, if another thread is to write it",
             )
         if not _ordered(write, thread, sync_epoch):
             unit = writes.index(write, first, last)
-            raise _race("shared_load", "reads", s, unit, thread, write)
-    access = (thread.block.epoch, thread.warp.read_epoch, thread.linear, call_site())
+            raise _race(what, "reads", s, unit, thread, write)
+    access = (thread.block.epoch, thread.warp.read_epoch, thread.linear, site)
     reads = watch.reads
     for unit in range(first, last):
         before = reads[unit]
         reads[unit] = access if before is None or before[0] != access[0] else _merge(before, access)
-    return s.tile(s.dtype, s.raw[index : index + n].copy())
+    return s.raw[index : index + n].copy()
 
 
 def _merge(before: Access, access: Access) -> Access:
@@ -185,25 +227,61 @@ def _merge(before: Access, access: Access) -> Access:
 
 def shared_store(s: SharedArray, index: int, tile: Tile | Scalar) -> None:
     """Write a tile's elements from ``index`` on; a number is one element."""
-    values = tile.values if isinstance(tile, Tile) else constant(s.dtype, 1, tile)
-    if isinstance(tile, Tile) and tile.dtype is not s.dtype:
-        raise TileMismatch(f"shared_store of {tile.dtype} into {s.label}", expected=f"a {s.dtype} tile")
+    _write("shared_store", s, index, stored_values("shared_store", s, tile), call_site())
+
+
+def stored_values(what: str, s: SharedArray, tile: Tile | Scalar) -> Array:
+    """The elements that a store of a tile, or of a number, puts into an array."""
+    if not isinstance(tile, Tile):
+        return constant(s.dtype, 1, tile)
+    if tile.dtype is not s.dtype:
+        raise TileMismatch(f"{what} of {tile.dtype} into {s.label}", expected=f"a {s.dtype} tile")
+    return tile.values
+
+
+def _write(what: str, s: SharedArray, index: int, values: Array, site: int) -> None:
+    """Check and note a write, and do it."""
     n = len(values)
-    first, last = _locate("shared_store", s, index, n)
+    first, last = locate(what, s, index, n)
     thread = current_thread()
     watch = s.watch
+    if thread.order is not None:
+        tracked.write(what, s, (first, last), thread, site)
+        s.raw[index : index + n] = values
+        return
     warp = thread.warp
     single = last - first == 1
     writes, reads = watch.writes, watch.reads
     for write in (writes[first],) if single else set(writes[first:last]):
         if write is not None and not _ordered(write, thread, warp.sync_epoch):
-            raise _race("shared_store", "overwrites", s, writes.index(write, first, last), thread, write)
+            raise _race(what, "overwrites", s, writes.index(write, first, last), thread, write)
     for read in (reads[first],) if single else set(reads[first:last]):
         if read is not None and not _ordered(read, thread, warp.read_epoch):
-            raise _race("shared_store", "overwrites", s, reads.index(read, first, last), thread, read)
-    access = (thread.block.epoch, warp.sync_epoch, thread.linear, call_site())
+            raise _race(what, "overwrites", s, reads.index(read, first, last), thread, read)
+    access = (thread.block.epoch, warp.sync_epoch, thread.linear, site)
     writes[first:last] = [access] * (last - first)
     s.raw[index : index + n] = values
+
+
+def shared_load_tile(s: SharedArray, index: int, batch: int, stride: int, vector: int) -> Tile:
+    """``batch`` chunks of ``vector`` elements, ``stride`` elements apart."""
+    site = call_site()
+    chunks = [_read("shared_load_tile", s, index + b * stride, vector, site) for b in range(batch)]
+    return s.tile(s.dtype, np.concatenate(chunks))
+
+
+def shared_store_tile(s: SharedArray, index: int, tile: Tile | Scalar, batch: int, stride: int, vector: int) -> None:
+    """The reverse of `shared_load_tile`; a number or a tile of one element is spread."""
+    site = call_site()
+    values = stored_values("shared_store_tile", s, tile)
+    if len(values) not in (1, batch * vector):
+        raise TileMismatch(
+            f"shared_store_tile of {len(values)} elements to {batch * vector} places",
+            expected=f"1 or {batch * vector} elements",
+        )
+    rows = np.broadcast_to(values, (batch * vector,)).reshape(batch, vector)
+    for b in range(batch):
+        _write("shared_store_tile", s, index + b * stride, rows[b], site)
 
 
 def barrier() -> None:
@@ -212,6 +290,8 @@ def barrier() -> None:
     block = thread.block
     if thread.arrive(block.barrier, "barrier", call_site()):
         block.epoch += 1
+        if thread.order is not None:
+            join(block.threads, block)
         thread.release(block.barrier)
 
 
@@ -222,4 +302,6 @@ def warp_barrier() -> None:
     if thread.arrive(warp.meeting, "warp_barrier", call_site()):
         warp.sync_epoch += 1
         warp.read_epoch += 1
+        if thread.order is not None:
+            join(other for other in thread.block.threads if other.warp is warp)
         thread.release(warp.meeting)

@@ -99,10 +99,10 @@ def remote_load(s: types.Type, index: types.Type, n: types.Type, rank: types.Typ
 def remote_store_async(
     s: types.Type, index: types.Type, tile: types.Type, rank: types.Type, m: types.Type, i: types.Type
 ) -> Typed:
-    """Store 1, 2 or 4 elements of 4 bytes into the same array of block ``rank`` of the cluster; the bytes count down
-    what mbarrier i of that block expects, and are visible to who waits for it.
+    """Store 1, 2 or 4 elements of 4 bytes, or 1 or 2 of 8, into the same array of block ``rank`` of the cluster; the
+    bytes count down what mbarrier i of that block expects, and are visible to who waits for it.
 
-    ``st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.b32 [addr], value, [mbar]`` (PTX ISA
+    ``st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.b32|b64 [addr], value, [mbar]`` (PTX ISA
     ``st.async``); ``s[index]`` aligned to the whole.
     """
     dtype = check_array(s)
@@ -111,9 +111,10 @@ def remote_store_async(
         check_int(name, argument)
     chunks = contiguous("remote_store_async", s, tile)
     n = chunks.tile.n
-    if dtype.itemsize != 4 or n not in (1, 2, 4):
-        raise TypingError(f"remote_store_async takes 1, 2 or 4 elements of 4 bytes, not {n} of {dtype}")
-    suffix = (f".v{n}" if n > 1 else "") + ".b32"
+    if dtype.itemsize not in (4, 8) or n * dtype.itemsize not in (4, 8, 16):
+        raise TypingError(f"remote_store_async takes 1, 2 or 4 elements of 4 bytes or 1 or 2 of 8, not {n} of {dtype}")
+    suffix = (f".v{n}" if n > 1 else "") + f".b{dtype.bits}"
+    letter = "r" if dtype.bits == 32 else "l"
 
     def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
         rank_word = narrow(builder, args[3])
@@ -122,7 +123,7 @@ def remote_store_async(
         words, _ = tile_words(builder, TileType(dtype, n), operand(builder, tile, args[2], dtype, n))
         values = braces([f"${k + 2}" for k in range(n)])
         text = f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{suffix} [$0], {values}, [$1];"
-        constraints = ",".join(["r"] * (n + 2)) + ",~{memory}"
+        constraints = ",".join(["r", "r", *[letter] * n, "~{memory}"])
         asm(builder, ir.VoidType(), text, constraints, [to, barrier, *words], effect=True)
 
     return types.none, emit

@@ -34,12 +34,14 @@ VIEWS = """
 broadcast_tensors broadcast_to flatten moveaxis movedim permute ravel reshape squeeze swapaxes swapdims t
 transpose unflatten unsqueeze
 """.split()
-FACTORIES = "full full_like ones ones_like zeros zeros_like empty_like".split()
+FACTORIES = "arange eye full full_like ones ones_like zeros zeros_like empty_like".split()
+POSITIONS = "gather take_along_dim tril triu".split()
 FUNCTIONAL = """
-binary_cross_entropy binary_cross_entropy_with_logits celu dropout elu gelu hardshrink hardsigmoid hardswish
-hardtanh huber_loss kl_div l1_loss layer_norm leaky_relu log_softmax logsigmoid mish mse_loss normalize prelu
-relu relu6 rms_norm selu sigmoid silu smooth_l1_loss softmax softmin softplus softshrink softsign tanh
-tanhshrink threshold
+alpha_dropout batch_norm binary_cross_entropy binary_cross_entropy_with_logits celu cosine_similarity
+cross_entropy dropout dropout1d dropout2d dropout3d elu feature_alpha_dropout gelu group_norm hardshrink
+hardsigmoid hardswish hardtanh huber_loss instance_norm kl_div l1_loss layer_norm leaky_relu log_softmax
+logsigmoid mish mse_loss nll_loss normalize one_hot pairwise_distance prelu relu relu6 rms_norm selu sigmoid
+silu smooth_l1_loss softmax softmin softplus softshrink softsign tanh tanhshrink threshold
 """.split()
 SPECIAL = """
 digamma entr erf erfc erfinv exp2 expit expm1 gammaln log1p log_softmax logit logsumexp multigammaln ndtr psi
@@ -51,12 +53,12 @@ new_ones new_zeros numel reshape short size to type type_as view view_as
 """.split()
 
 
-@pytest.mark.parametrize("name", [*POINTWISE, *REDUCTIONS, *VIEWS, *FACTORIES])
+@pytest.mark.parametrize("name", [*POINTWISE, *REDUCTIONS, *VIEWS, *POSITIONS, *FACTORIES])
 def test_torch_functions(name: str) -> None:
     assert lookup(getattr(torch, name)) is not None
 
 
-@pytest.mark.parametrize("name", [n for n in (*POINTWISE, *REDUCTIONS, *VIEWS) if hasattr(torch.Tensor, n)])
+@pytest.mark.parametrize("name", [n for n in (*POINTWISE, *REDUCTIONS, *VIEWS, *POSITIONS) if hasattr(torch.Tensor, n)])
 def test_methods_of_the_same_name(name: str) -> None:
     assert lookup_method(name) is not None or name == "rsub"
     assert lookup(getattr(torch.Tensor, name)) is not None or name == "rsub"

@@ -253,14 +253,6 @@ def test_layer_norm_of_a_far_mean() -> None:
     assert (found - truth).abs().max() <= 2 * (F.layer_norm(x, (16,)) - truth).abs().max() + 1e-6
 
 
-def test_dropout() -> None:
-    x = plain(torch.float32)
-    for args in ((x, 0.5, False), (x, 0.0, True)):
-        assert build(lookup(F.dropout), *args).outputs.id == 0
-    with pytest.raises(OpError, match="dropout"):
-        build(lookup(F.dropout), x, 0.5)
-
-
 LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits kl_div".split()
 
 

@@ -26,6 +26,7 @@ def run_body(
     order: str | int = "forward",
     dynamic_smem_bytes: int = 0,
     cooperative: bool = False,
+    cluster: int = 1,
 ) -> None:
     """Interpret a kernel `k` of that body; tensors become pointers, ints int64, floats float64, bools boolean."""
     block = (threads, 1, 1) if isinstance(threads, int) else threads
@@ -33,7 +34,7 @@ def run_body(
     text = header + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     signature = tuple(_parameter(value) for value in arguments.values())
     source = KernelSource("k", text, signature, block[0] * block[1] * block[2])
-    geometry = Geometry(grid, block, dynamic_smem_bytes=dynamic_smem_bytes, cooperative=cooperative)
+    geometry = Geometry(grid, block, cluster, dynamic_smem_bytes=dynamic_smem_bytes, cooperative=cooperative)
     interpret(source, geometry, tuple(arguments.values()), order=order)
 
 
