@@ -22,11 +22,11 @@ import fusedsl
 from benchmarks.harness import relative_error
 from benchmarks.operations import NORMS, POINTWISE, REDUCTIONS, SHAPES, Operation
 from benchmarks.timing import L2Flush, measure_copy_gbps, measure_gpu
-from fusedsl.programs import layout_of
 from fusedsl.host_scalars import compile_host
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.device import properties
 from fusedsl.numba_cuda.launch import load
+from fusedsl.programs import layout_of
 from fusedsl.schedulers import inner_persistent, pointwise, reduction
 from fusedsl.schedulers.base import IntArgument, KernelPlan, Layout, Problem, ScalarArgument, TensorArgument
 from fusedsl.schedulers.columns import ColumnParams
@@ -96,7 +96,11 @@ def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
             continue
         exact = tiles * tile == columns
-        yield RowParams(threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster)
+        for resident in (None, 1024, 1280, 1536):
+            blocks = resident // threads if resident else None
+            yield RowParams(
+                threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster, min_blocks=blocks
+            )
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
@@ -119,6 +123,7 @@ def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
 
 def candidates(name: str, columns: int, base: Any) -> list[Any]:
     """The parameters to try, the heuristic's own first."""
+    found: list[Any]
     if isinstance(base, ColumnParams):
         found = list(column_candidates(base))
     elif isinstance(base, PointwiseParams):
@@ -129,11 +134,14 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
         found = list(shared_candidates(columns, base))
     else:
         found = [
-            attrs.evolve(base, threads=t, batch=b, rows=max(r // t, 1))
+            attrs.evolve(base, threads=t, batch=n, rows=max(r // t, 1), exact=columns % (t * n * base.vector) == 0)
             for t in (32, 64, 128, 256, 512)
-            for b in (1, 2, 4)
-            for r in (128,)
+            for n in (1, 2, 4)
+            for r in (128, 256)
+            if base.split == 1
         ]
+        if columns <= 16384:
+            found += row_candidates(columns, base)
     return list(dict.fromkeys([base, *found]))
 
 
@@ -151,7 +159,8 @@ HINTS = (
 def respell(plan: KernelPlan, old: str, new: str) -> KernelPlan:
     """The plan with one function of its kernel texts replaced."""
     launches = tuple(
-        attrs.evolve(l, source=attrs.evolve(l.source, text=l.source.text.replace(old, new))) for l in plan.launches
+        attrs.evolve(run, source=attrs.evolve(run.source, text=run.source.text.replace(old, new)))
+        for run in plan.launches
     )
     return attrs.evolve(plan, launches=launches)
 
@@ -171,7 +180,8 @@ def run(operation: Operation, scheduler: Any, shape: tuple[int, int], repeats: i
     plans += [(f"{label} {plans[0][0]}", respell(plans[0][1], old, new)) for label, old, new in HINTS]
     for params, plan in plans:
         key = tuple(
-            (l.geometry, l.source.min_blocks, l.source.text.partition("\n\n")[2], l.arguments) for l in plan.launches
+            (run.geometry, run.source.min_blocks, run.source.text.partition("\n\n")[2], run.arguments)
+            for run in plan.launches
         )
         if key in seen:
             continue
@@ -208,7 +218,8 @@ def main() -> None:
     parser.add_argument("suite", choices=("norms", "pointwise", "reductions", "all"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--show", type=int, default=6)
-    parser.add_argument("--shapes", type=int, default=6)
+    parser.add_argument("--columns", type=int, nargs="+", help="only shapes with these row lengths")
+    parser.add_argument("--ops", nargs="+", help="only these operations")
     parser.add_argument("--out", default="")
     options = parser.parse_args()
     suites = {
@@ -219,13 +230,16 @@ def main() -> None:
     chosen = list(itertools.chain(*suites.values())) if options.suite == "all" else suites[options.suite]
     print("copy", round(measure_copy_gbps(L2Flush())), "GB/s")
     results = {}
-    for (operation, scheduler), shape in itertools.product(chosen, SHAPES[: options.shapes]):
+    shapes = [shape for shape in SHAPES if not options.columns or shape[1] in options.columns]
+    chosen = [(op, scheduler) for op, scheduler in chosen if not options.ops or op.name in options.ops]
+    for (operation, scheduler), shape in itertools.product(chosen, shapes):
         rows = run(operation, scheduler, shape, options.repeats)
         results[f"{operation.name} {shape[0]}x{shape[1]}"] = rows
         print(f"\n{operation.name} {shape[0]}x{shape[1]}")
         for row in [*rows[: options.show], *[r for r in rows[options.show :] if r["base"]]]:
             print(
-                f"  {row['gbps']:5d} err {row['error']:.1e} regs {row['registers']:3d} spill {row['spill']} {'*' if row['base'] else ' '} {row['params']}",
+                f"  {row['gbps']:5d} err {row['error']:.1e} regs {row['registers']:3d} spill {row['spill']} "
+                f"{'*' if row['base'] else ' '} {row['params']}",
                 flush=True,
             )
         torch.cuda.empty_cache()

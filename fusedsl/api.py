@@ -21,6 +21,7 @@ from fusedsl.frontend.trace import check_function
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.span import FuseError
 from fusedsl.numba_cuda.kernel import CompiledKernel
+from fusedsl.numba_cuda.warm_up import warm_up_in_background
 from fusedsl.options import Options, make_options
 
 P = ParamSpec("P")
@@ -244,4 +245,6 @@ def fuse(fn: Any = None, /, **options: Any) -> Any:
         return functools.partial(fuse, **options)
     if isinstance(fn, FusedFunction):
         fn = fn.__wrapped__
-    return FusedFunction(check_function(fn), chosen)
+    checked = check_function(fn)
+    warm_up_in_background()
+    return FusedFunction(checked, chosen)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from fusedsl.arguments import check_arguments, check_devices, check_tensor, describe, make_binder

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import attrs
 
 from fusedsl.analysis.facts import Facts, analyse
-from fusedsl.analysis.merge import find_segments
+from fusedsl.analysis.merge import Segmentation, find_segments
 from fusedsl.analysis.segment import Accept, Subgraph, extract, is_view
 from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_of
 from fusedsl.frontend.records import Trace
@@ -116,22 +116,30 @@ def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DevicePropert
         found = {i: layouts[part.origin[i]] for i in wanted if part.graph[i].is_tensor}
         return Problem(part.graph, found, device, numerics)
 
+    @functools.cache
+    def choose(part: Subgraph) -> Choice:
+        return _choose(problem(part))
+
     def accept(part: Subgraph) -> bool:
-        return _choose(problem(part))[0] is not None
+        return choose(part)[0] is not None
 
     key = (graph, device, numerics, tuple(_order(inputs[i]) for i in graph.inputs))
     parts = [extract(graph, members) for members in _segmentation(key, graph, layouts, accept)]
-    segments = tuple(_segment(part, problem(part)) for part in parts)
+    segments = tuple(_segment(part, problem(part), choose) for part in parts)
     written = {s.origin[o] for s in segments for o in s.graph.outputs if s.graph[o].is_tensor}
     views = tuple(o for o in dict.fromkeys(graph.outputs) if is_view(graph, o))
     return Program(graph, segments, {n: layouts[n] for n in sorted(written)}, views, device)
 
 
-def _segment(part: Subgraph, problem: Problem) -> Segment:
+#: The scheduler that takes a segment, if any, and why the others do not.
+Choice = tuple[ModuleType | None, dict[str, str]]
+
+
+def _segment(part: Subgraph, problem: Problem, choose: Callable[[Subgraph], Choice]) -> Segment:
     scheduler: ModuleType | None = None
     rejections: dict[str, str] = {}
     if not any(OPS[node.op].kind is Kind.OPAQUE for node in part.graph):
-        scheduler, rejections = _choose(problem)
+        scheduler, rejections = choose(part)
     if scheduler is None:
         return Segment("eager", part.graph, part.origin, None, None, rejections, problem)
     params = scheduler.compute_heuristics(problem)
@@ -141,27 +149,27 @@ def _segment(part: Subgraph, problem: Problem) -> Segment:
 
 # segments ----------------------------------------------------------------------------------------------------------
 
-#: (graph, device, numerics, order of every input in memory) -> segments found for such a call.
-_SEGMENTATIONS: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
+#: (graph, device, numerics, order of every input in memory) -> what was found for such a call.
+_SEGMENTATIONS: dict[tuple[object, ...], Segmentation] = {}
 _MAX_SEGMENTATIONS = 256
 
 
 def _segmentation(
     key: tuple[object, ...], graph: Graph, layouts: Mapping[int, Layout], accept: Accept
 ) -> tuple[tuple[int, ...], ...]:
-    """The segments of a graph; those found for other sizes hold as long as every one is still taken."""
+    """The segments of a graph; those found for other sizes hold as long as the schedulers answer the same."""
 
     def bytes_of(node_id: int) -> int:
         return distinct_bytes(graph[node_id].tensor.dtype, layouts[node_id])
 
     known = _SEGMENTATIONS.get(key)
-    if known is not None and all(len(members) == 1 or accept(extract(graph, members)) for members in known):
-        return known
+    if known is not None and known.holds(graph, accept):
+        return known.segments
     found = find_segments(graph, accept, bytes_of)
     if len(_SEGMENTATIONS) >= _MAX_SEGMENTATIONS:
         _SEGMENTATIONS.clear()
     _SEGMENTATIONS[key] = found
-    return found
+    return found.segments
 
 
 def _order(layout: Layout) -> tuple[tuple[bool, int], ...]:
@@ -175,7 +183,7 @@ def _compile_time_refusal(scheduler: ModuleType, graph: Graph) -> Refusal | None
     return refusal
 
 
-def _choose(problem: Problem) -> tuple[ModuleType | None, dict[str, str]]:
+def _choose(problem: Problem) -> Choice:
     """The first scheduler that takes a problem, and why the others did not."""
     rejections: dict[str, str] = {}
     taken = None

@@ -23,8 +23,28 @@ from fusedsl.graph.ops import OPS, Kind
 Bytes = Callable[[int], int]
 
 
-def find_segments(graph: Graph, accept: Accept, bytes_of: Bytes) -> tuple[tuple[int, ...], ...]:
-    """Groups of node ids in an order they can be run in; each is accepted, or is a single op.
+@attrs.frozen
+class Segmentation:
+    """How a graph is split.
+
+    Attributes:
+        segments: groups of node ids in an order they can be run in; each is accepted, or is a single op.
+        refused: what was tried and not accepted.
+    """
+
+    segments: tuple[tuple[int, ...], ...]
+    refused: tuple[tuple[int, ...], ...]
+
+    def holds(self, graph: Graph, accept: Accept) -> bool:
+        """True if ``accept`` answers as it did when the segments were found."""
+        taken = (members for members in self.segments if len(members) > 1)
+        return all(accept(extract(graph, members)) for members in taken) and not any(
+            accept(extract(graph, members)) for members in self.refused
+        )
+
+
+def find_segments(graph: Graph, accept: Accept, bytes_of: Bytes) -> Segmentation:
+    """Try the whole graph, then split it.
 
     Args:
         graph: any graph.
@@ -33,11 +53,18 @@ def find_segments(graph: Graph, accept: Accept, bytes_of: Bytes) -> tuple[tuple[
     """
     nodes = tuple(compute_nodes(graph))
     opaque = frozenset(n for n in nodes if OPS[graph[n].op].kind is Kind.OPAQUE)
-    if not nodes:
-        return ()
-    if not opaque and accept(extract(graph, nodes)):
-        return (nodes,)
-    return _Merging(graph, nodes, opaque, accept, bytes_of).run()
+    refused: list[tuple[int, ...]] = []
+
+    def ask(members: tuple[int, ...]) -> bool:
+        taken = accept(extract(graph, members))
+        if not taken:
+            refused.append(members)
+        return taken
+
+    if not nodes or (not opaque and ask(nodes)):
+        return Segmentation((nodes,) if nodes else (), ())
+    segments = _Merging(graph, nodes, opaque, ask, bytes_of).run()
+    return Segmentation(segments, tuple(refused))
 
 
 @attrs.frozen
@@ -61,7 +88,12 @@ class _Merging:
     """State of one run. A merged group gets a new number, so pairs that name an old one are void."""
 
     def __init__(
-        self, graph: Graph, nodes: tuple[int, ...], opaque: frozenset[int], accept: Accept, bytes_of: Bytes
+        self,
+        graph: Graph,
+        nodes: tuple[int, ...],
+        opaque: frozenset[int],
+        accept: Callable[[tuple[int, ...]], bool],
+        bytes_of: Bytes,
     ) -> None:
         self.graph = graph
         self.accept = accept
@@ -72,7 +104,7 @@ class _Merging:
         self.group_of: dict[int, int] = {}
         self.readers: dict[int, set[int]] = {}
         self.numbers = itertools.count()
-        self.alone = {n for n in nodes if n in opaque or not accept(extract(graph, (n,)))}
+        self.alone = {n for n in nodes if n in opaque or not accept((n,))}
         self.pairs: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
         for n in nodes:
             if graph[n].op != "item":
@@ -140,7 +172,7 @@ class _Merging:
             if one not in self.groups or other not in self.groups or self._separated(one, other):
                 continue
             union = tuple(sorted((*self.groups[one].members, *self.groups[other].members)))
-            if self.accept(extract(self.graph, union)):
+            if self.accept(union):
                 self._remove(one)
                 self._remove(other)
                 self._propose(self._add(union), newer=True)

@@ -43,6 +43,8 @@ _DISTRIBUTIONS = (
     "nvidia-nvjitlink-cu12",
 )
 
+_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 class CacheWarning(UserWarning):
     """The disk cache cannot be written; kernels are compiled in every process."""
@@ -55,14 +57,22 @@ def _version(distribution: str) -> str:
         return ""
 
 
+def driver_version() -> str:
+    """What the kernel driver says of itself; "" where there is none or it has no such file."""
+    try:
+        return _DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 @cache
 def environment() -> str:
-    """What the machine code depends on besides the source: versions of compilers, Python and this package's files."""
+    """What the machine code depends on besides the source: versions of compilers, driver, Python and this package."""
     files = sorted(Path(__file__).parent.glob("**/*.py"))
     stamps = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]
     versions = [(name, _version(name)) for name in _DISTRIBUTIONS]
     python = f"{sys.version_info.major}.{sys.version_info.minor} {platform.machine()}"
-    return repr((versions, python, stamps))
+    return repr((versions, driver_version(), python, stamps))
 
 
 def key(source: KernelSource, arch: str, lineinfo: bool) -> str:

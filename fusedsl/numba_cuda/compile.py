@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels by source and architecture: from memory, from disk, or built by numba, libNVVM and nvJitLink.
 
-Importing this module does not import numba; the first kernel that is in no cache does (`warm_up` does it ahead of
-time).
+Importing this module does not import numba; the first kernel that is in no cache does (the background thread of
+`warm_up` does it ahead of time).
 """
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fusedsl.numba_cuda.cache import CACHE
 from fusedsl.numba_cuda.kernel import CompiledKernel, KernelSource
@@ -43,14 +46,23 @@ def compile_kernel(source: KernelSource, arch: str, *, lineinfo: bool = False) -
     return CACHE.get(source, arch, lineinfo, lambda: _build(source, arch, lineinfo))
 
 
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Pause the collector: a full collection walks all of torch and numba, which takes longer than a compilation.
+
+    What a compilation leaves behind is collected later.
+    """
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
 def _build(source: KernelSource, arch: str, lineinfo: bool) -> CompiledKernel:
-    from fusedsl.numba_cuda import build  # noqa: PLC0415 (imports numba)
+    with without_garbage_collection():
+        from fusedsl.numba_cuda import build  # noqa: PLC0415 (imports numba)
 
-    return build.build(source, arch, lineinfo=lineinfo)
-
-
-def warm_up() -> None:
-    """Import numba and load the compiler libraries, so that the first compilation does not wait for them."""
-    from fusedsl.numba_cuda import build  # noqa: PLC0415 (imports numba)
-
-    build.warm_up()
+        return build.build(source, arch, lineinfo=lineinfo)

@@ -2,7 +2,7 @@
 """The passes of numba that kernel text needs: bytecode, SSA, type inference, lowering to LLVM.
 
 numba's own CUDA pipeline has twice as many (closures, list comprehensions, context managers, branch pruning, NumPy
-rewrites), and most walk the whole function again.
+rewrites, deletions of variables), and most walk the whole function again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.cuda.compiler import (
     CUDATranslateBytecode,
 )
 from numba.cuda.core.compiler_machinery import PassManager
-from numba.cuda.core.typed_passes import IRLegalization, NopythonTypeInference, PreLowerStripPhis
+from numba.cuda.core.typed_passes import NopythonTypeInference, PreLowerStripPhis
 from numba.cuda.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA
 
 _PASSES: tuple[tuple[Any, str], ...] = (
@@ -27,7 +27,6 @@ _PASSES: tuple[tuple[Any, str], ...] = (
     (ReconstructSSA, "single assignment"),
     (NopythonTypeInference, "types"),
     (PreLowerStripPhis, "phi nodes to assignments"),
-    (IRLegalization, "deletions"),
     (CreateLibrary, "code library"),
     (CUDANativeLowering, "LLVM"),
     (CUDABackend, "result"),

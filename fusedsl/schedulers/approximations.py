@@ -18,7 +18,6 @@ from fusedsl.graph.types import TensorType, compute_dtype
 _TEXT = {
     "exp": "fast_exp({0})",
     "exp2": "fast_exp2({0})",
-    "div": "fast_divide({0}, {1})",
     "reciprocal": "fast_reciprocal({0})",
     "sigmoid": "fast_reciprocal(1 + fast_exp(-{0}))",
 }
@@ -46,12 +45,19 @@ def _is_half(node: Node) -> bool:
     return isinstance(node.type, TensorType) and node.type.dtype in (torch.float16, torch.bfloat16)
 
 
-def approximate_text(graph: Graph, node: Node) -> str | None:
-    """The cheaper text of a pointwise node, or None where the full form is needed."""
+def approximate_text(graph: Graph, node: Node, *, divisor_is_row: bool = False) -> str | None:
+    """The cheaper text of a pointwise node, or None where the full form is needed.
+
+    ``divisor_is_row``: the second operand is one value a row, whose reciprocal is computed once.
+    """
     if node.id not in coarse_nodes(graph) or compute_dtype(node.tensor.dtype) != torch.float32:
         return None
+    if not all(graph[i].is_tensor for i in node.inputs):
+        return None
+    if node.op == "div":
+        return "{0} * fast_reciprocal({1})" if divisor_is_row else "fast_divide({0}, {1})"
     if node.op in _TEXT:
-        return _TEXT[node.op] if all(graph[i].is_tensor for i in node.inputs) else None
+        return _TEXT[node.op]
     if node.op in _BESIDE_ONE and _added_to_one(graph, node):
         return _BESIDE_ONE[node.op]
     return None

@@ -26,7 +26,7 @@ from fusedsl.numba_cuda.kernel import Geometry, KernelSource
 
 @attrs.frozen
 class Layout:
-    """Where a tensor lies: sizes and strides in elements, alignment of its first element in bytes (a power of two <= 16)."""
+    """Where a tensor lies: sizes and strides in elements, alignment of its start in bytes (a power of two <= 16)."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -44,7 +44,7 @@ def check_self_mapping(graph: Graph) -> Refusal | None:
 
 
 def check_structure(graph: Graph) -> Refusal | None:
-    """Reductions that one loop nest can hold: every op has kernel text, all reductions close the same loops, outputs fit."""
+    """Reductions that one loop nest can hold: ops with kernel text, the same loops reduced, outputs that fit."""
     if not find_reductions(graph).nodes:
         return Refusal("no_reduction_op", "the segment has no reduction")
     return (

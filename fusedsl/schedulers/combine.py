@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each reduction op is spelled in kernel text: identity, merging two accumulators, folding a tile, a warp, a block."""
+"""How each reduction op is spelled in kernel text: identity, merging accumulators, folding a tile, a warp, a block."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class Reducer:
         text = self.e.widen(variable, True, True)
         if not (variable.batch or variable.vector):
             text = f"repeat({text}, {count})"
-        return text if mask is None else f"where({mask}, {text}, {self.identity})"
+        if mask is None or (self.spelling.word in ("sum", "any") and self.e.zero_padded(self.node.inputs[0])):
+            return text
+        return f"where({mask}, {text}, {self.identity})"
 
     def start(self, count: str) -> Accumulator:
         """Accumulators before a loop: ``count`` elements of identity."""

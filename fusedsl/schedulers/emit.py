@@ -332,7 +332,7 @@ class Emitter:
         return self.integer(f"E{axis}", self.space.axes[axis].extent)
 
     def stride(self, node_id: int, axis: int) -> str:
-        """Text of a tensor's stride on an axis: 1, an extent or a product of extents if it is packed, or a parameter."""
+        """Text of a tensor's stride on an axis: 1, extents or their product if it is packed, or a parameter."""
         stride = self.space.strides[node_id][axis]
         inner = self._packed_inside(node_id, axis)
         if inner is None:
@@ -433,7 +433,7 @@ class Emitter:
         return found
 
     def hoist(self, targets: Iterable[int]) -> None:
-        """Compute what the targets need that does not depend on a value still to be loaded: before a loop, not in it."""
+        """Compute what the targets need that does not depend on values still to be loaded: before a loop, not in it."""
         needed: set[int] = set()
         stack = list(targets)
         while stack:
@@ -448,10 +448,10 @@ class Emitter:
                 self._scopes[-1][current] = self._emit(node)
 
     def forget_tiles(self) -> None:
-        """Compute tiles again where they are next needed, from the inputs as they lie in registers, instead of keeping them.
+        """Compute tiles again where they are next needed, from the inputs as they lie in registers; do not keep them.
 
-        Inputs of 16 bits stay packed, two elements a register; converting them again must look different to the compiler,
-        or it would keep the first conversion.
+        Inputs of 16 bits stay packed, two elements a register; converting them again must look different to the
+        compiler, or it would keep the first conversion.
         """
         self.convert = "recast"
         for scope in self._scopes:
@@ -492,6 +492,20 @@ class Emitter:
         """Load an input now, in the dtype it has in memory; it is converted where it is first used."""
         if self.known(node_id) is None and node_id not in self._raw[-1]:
             self._raw[-1][node_id] = self._load_raw(self.graph[node_id])
+
+    def hold(self, node_id: int, text: str) -> None:
+        """In this scope the variable ``text`` holds an input's tile as it lies in memory."""
+        batch, vector = self.varies(node_id)
+        self._raw[-1][node_id] = Variable(text, batch, vector)
+
+    def zero_padded(self, node_id: int) -> bool:
+        """True if padding makes the value 0: masked loads give 0, and these ops keep it."""
+        node = self.graph[node_id]
+        if node.op == "input":
+            return self.limit is not None and all(self.varies(node_id))
+        if node.op in ("cast", "neg", "abs", "mul", "add", "sub", "clone", "contiguous"):
+            return all(self.graph[i].is_tensor and self.zero_padded(i) for i in node.inputs)
+        return False
 
     def _load_raw(self, node: Node) -> Variable:
         batch, vector = self.varies(node.id)
@@ -591,7 +605,9 @@ class Emitter:
                 texts.append(
                     self.scalar(source, compute_dtype(node.tensor.dtype) if op.result == "same" else operand_dtype)
                 )
-        text = (approximate_text(self.graph, node) or op.emit).format(*texts)
+        divisor = tensors[-1]
+        row = (batch or vector) and not (divisor.batch or divisor.vector)
+        text = (approximate_text(self.graph, node, divisor_is_row=row) or op.emit).format(*texts)
         if self.problem.numerics == "eager" and node.tensor.dtype != compute_dtype(node.tensor.dtype):
             text = f"cast(cast({text}, {marker(node.tensor.dtype)}), float32)"
         return self._assign(node, text, Variable("", batch, vector))

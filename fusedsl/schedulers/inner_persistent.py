@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalisations along the innermost loop: results of reductions meet the row again (layer norm, softmax).
 
-A row stays in registers from its one load to its store; longer rows in shared memory, of one block or of a cluster. Rows
-that nothing holds are streamed: one pass a stage.
+A row stays in registers from its one load to its store; longer rows in shared memory, of one block or of a cluster.
+Rows that nothing holds are streamed: one pass a stage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_le
 
 NAME = "inner_persistent"
 
-#: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a multiprocessor).
+#: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
+#: multiprocessor).
 SHARED_PART = 32 << 10
 
 
@@ -29,13 +30,26 @@ def can_schedule_compile_time(graph: Graph) -> Refusal | None:
 
 
 def can_schedule_run_time(problem: Problem) -> Refusal | None:
-    """The innermost loop in memory is reduced."""
+    """The innermost loop in memory is reduced; rows that nothing holds are many enough to stream one a block."""
     space = iteration_space(problem)
-    return check_innermost(space) or check_positions(space)
+    return check_innermost(space) or check_positions(space) or _check_blocks(problem, space)
+
+
+def _check_blocks(problem: Problem, space: IterationSpace) -> Refusal | None:
+    """A block a row leaves most of the GPU idle when few long rows are streamed: reductions that split rows are faster."""
+    rows, length = space.size(space.kept), space.size(space.reduced)
+    long, few = 4 * problem.device.max_threads_per_sm, max(problem.device.multiprocessors // 4, 1)
+    if rows >= few or length < long or compute_heuristics(problem).storage != "stream":
+        return None
+    reason = (
+        f"{rows} rows of {length} elements fit no storage and leave most of the GPU idle when streamed; "
+        f"from {long} elements on at least {few} rows are needed"
+    )
+    return Refusal("not_enough_blocks", reason)
 
 
 def compute_heuristics(problem: Problem) -> RowParams:
-    """16 elements a thread, short rows several to a block; longer rows in shared memory, then over a cluster, then streamed."""
+    """16 elements a thread, short rows several to a block; then shared memory, then clusters, then streaming."""
     space = iteration_space(problem)
     last = len(space.axes) - 1
     extent = space.axes[last].extent

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise segments.
 
-One loop: every thread has ``batch`` chunks of ``vector`` consecutive elements, ``threads * vector`` apart; the last block
-goes element by element. Several loops: threads stand along the innermost, a thread's batch goes along the next one out, so
-an operand that does not vary there (a bias) is read once for the whole batch. The parameters do not depend on the outermost
-extent: a new batch size finds its kernel compiled.
+One loop: every thread has ``batch`` chunks of ``vector`` consecutive elements, ``threads * vector`` apart; the last
+block goes element by element. Several loops: threads stand along the innermost, a thread's batch goes along the next
+one out, so an operand that does not vary there (a bias) is read once for the whole batch. The parameters do not depend
+on the outermost extent: a new batch size finds its kernel compiled.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def _row_heuristics(space: IterationSpace) -> RowParams:
     if split == 1 and len(space.reduced) == 1 and extent <= 4096:
         return resident_row(space, vector)
     rows = max(128 // threads, 1) if space.kept and split == 1 else 1
-    return RowParams(threads, rows, vector, 1, storage="stream", prefetch=False, split=split)
+    exact = split == 1 and extent % tile == 0
+    return RowParams(threads, rows, vector, 1, "stream", exact, prefetch=False, split=split)
 
 
 def _column_heuristics(space: IterationSpace) -> ColumnParams:

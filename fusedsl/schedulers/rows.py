@@ -94,6 +94,7 @@ class _RowWriter:
         self.reductions: Reductions = find_reductions(problem.graph)
         self.header = (f"{problem.graph.name}: {scheduler}", str(params))
         self.rows = self.space.size(self.space.kept)
+        self.ahead: dict[int, str] = {}
 
     def emitter(self, name: str) -> Emitter:
         last = len(self.space.axes) - 1
@@ -128,7 +129,7 @@ class _RowWriter:
         return ("begin", "end") if self.params.cluster > 1 else None
 
     def copy_row(self, e: Emitter) -> int:
-        """Start copying the row's inputs to shared memory; wait for this thread's own copies. Bytes of a block's part."""
+        """Copy the row's inputs to shared memory, up to this thread's own copies. Bytes of a block's part."""
         p, last = self.params, len(self.space.axes) - 1
         extent = self.space.axes[last].extent
         tiles = -(-extent // (p.tile * p.cluster))
@@ -155,12 +156,49 @@ class _RowWriter:
                 vector = e.constant("VECTOR", p.vector)
                 e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
         e.line("async_commit()")
+        self.load_ahead(e)
         if p.cluster > 1:
             prepare_cluster(e, self.reductions.stages, p.threads // 32, p.cluster)
         e.line("async_wait(0)")
         for node_id, base in copies:
             e.reader[node_id] = lambda node_id=node_id, base=base: self.read_shared(e, node_id, names[node_id], base)
         return offset
+
+    def weights(self) -> tuple[int, ...]:
+        """Inputs that are one packed vector along the row."""
+        last = len(self.space.axes) - 1
+        graph = self.problem.graph
+        return tuple(i for i in graph.inputs if self.space.strides[i] == (0,) * last + (1,) and graph.users()[i])
+
+    def load_ahead(self, e: Emitter) -> None:
+        """Load the first tile of every weight while the row is under way; the loop over outputs loads one tile ahead."""
+        weights = self.weights()
+        if not weights:
+            return
+        first = "begin" if self.params.cluster > 1 else "0"
+        column = f"thread_x() * {e.constant('VECTOR', self.params.vector)}"
+        e.line(f"ahead = {column}" if first == "0" else f"ahead = {first} + {column}")
+        for node_id in weights:
+            self.ahead[node_id] = e.fresh(f"{e.graph[node_id].name}_next")
+            self.load_next(e, node_id)
+
+    def load_next(self, e: Emitter, node_id: int) -> None:
+        """Load the tile of a weight at ``ahead``."""
+        end = "end" if self.params.cluster > 1 else e.extent(len(self.space.axes) - 1)
+        batch, step = e.constant("BATCH", self.params.batch), e.constant("STEP", self.params.step)
+        vector = e.constant("VECTOR", self.params.vector)
+        e.line(f"{self.ahead[node_id]} = load({e.pointer(node_id)}, ahead, {end} - ahead, {batch}, {step}, {vector}, 0)")
+
+    def step_ahead(self, e: Emitter) -> None:
+        """Take the tiles loaded ahead and load the next ones."""
+        if not self.ahead:
+            return
+        e.line(f"ahead = col + {e.constant('CHUNK', self.params.tile)}")
+        for node_id, name in self.ahead.items():
+            held = e.fresh(f"{e.graph[node_id].name}_raw")
+            e.line(f"{held} = {name}")
+            self.load_next(e, node_id)
+            e.hold(node_id, held)
 
     def slot(self, e: Emitter, node_id: int, base: int) -> str:
         """Index of the thread's columns in the shared copy of an input."""
@@ -264,6 +302,7 @@ class _RowWriter:
         if outputs:
             e.hoist(outputs)
             with self.live(e), self.loops(e, bounds):
+                self.step_ahead(e)
                 for node_id in outputs:
                     e.store(node_id)
 
@@ -349,7 +388,7 @@ class _RowWriter:
 
 
 class _Loops:
-    """The loops over the reduced axes of a streaming pass, the innermost in tiles; gives the text before ``col`` in a position."""
+    """The loops over the reduced axes of a streaming pass, the innermost in tiles; gives what stands before ``col``."""
 
     def __init__(self, writer: _RowWriter, e: Emitter, bounds: tuple[str, str] | None) -> None:
         self.writer, self.e, self.bounds = writer, e, bounds
@@ -375,7 +414,7 @@ class _Loops:
 
 
 def shared_inputs(space: IterationSpace) -> tuple[int, ...]:
-    """Inputs that vary over the whole row and the rows: what is worth a shared copy. They must be packed along the row."""
+    """Inputs that vary over row and rows: what is worth a shared copy. They must be packed along the row."""
     return tuple(i for i in space.problem.graph.inputs if all(space.strides[i]))
 
 

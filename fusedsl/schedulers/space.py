@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iteration space of a problem: its loops, outermost first, merged where every tensor allows it.
 
-Loops lie as the analysis says they lie in memory; loops of extent 1 are dropped. Two neighbouring loops of one kind (kept or reduced) merge when every tensor walks them
-as one (``stride[a] == stride[b] * extent[b]``) and no value is a position along either (``iota``). The result is 1 to 8
-axes, each with a stride per tensor; a reduction over loops of extent 1 leaves one reduced axis of extent 1.
+Loops lie as the analysis says they lie in memory; those of extent 1 are dropped. Two neighbouring loops of one kind
+(kept or reduced) merge when every tensor walks them as one (``stride[a] == stride[b] * extent[b]``) and no value is a
+position along either (``iota``). The result is 1 to 8 axes, each with a stride per tensor; a reduction over loops of
+extent 1 leaves one reduced axis of extent 1.
 """
 
 from __future__ import annotations
@@ -63,10 +64,6 @@ class IterationSpace:
         for i in axes:
             count *= self.axes[i].extent
         return count
-
-    def dense_stride(self, axis: int) -> int:
-        """The stride of ``axis`` in a packed tensor that varies on every axis."""
-        return self.size(tuple(range(axis + 1, len(self.axes))))
 
 
 def _class_strides(problem: Problem, node_id: int, count: int) -> list[int]:

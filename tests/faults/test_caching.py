@@ -256,7 +256,7 @@ def use_cache(folders: list[str], start: Barrier, kind: str, report: SimpleQueue
 
 @pytest.mark.parametrize("kind", ["whole", "deleted", "unwritable"])
 def test_many_processes_share_one_cache_folder(tmp_path: Path, kind: str) -> None:
-    """16 processes, 20 rounds of 8 kernels in a new folder: left alone, deleted half-way by each of them, unwritable."""
+    """16 processes, 20 rounds of 8 kernels in a new folder: left alone, deleted half-way by each, unwritable."""
     processes = get_context("forkserver")
     processes.set_forkserver_preload(["fusedsl.numba_cuda.cache"])
     (tmp_path / "file").write_text("")
@@ -291,23 +291,25 @@ def test_a_read_only_folder_serves_what_it_holds(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "distribution", ["fusedsl", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"]
+    "changed", ["fusedsl", "numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "driver"]
 )
-def test_a_new_version_of_a_compiler_is_a_miss(monkeypatch: pytest.MonkeyPatch, distribution: str) -> None:
+def test_a_new_version_is_a_miss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str) -> None:
     source, _ = fake_kernel(1)
     version = metadata.version
     before = cache.key(source, "sm_90a", False)
 
     def other_version(name: str) -> str:
-        return "999" if name == distribution else version(name)
+        return "999" if name == changed else version(name)
 
-    cache.environment.cache_clear()
-    monkeypatch.setattr(metadata, "version", other_version)
-    try:
-        assert cache.key(source, "sm_90a", False) != before
-    finally:
+    (tmp_path / "version").write_text("another driver")
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", other_version)
+        if changed == "driver":
+            patch.setattr(cache, "_DRIVER", tmp_path / "version")
         cache.environment.cache_clear()
-    monkeypatch.undo()
+        after = cache.key(source, "sm_90a", False)
+    cache.environment.cache_clear()
+    assert after != before
     assert cache.key(source, "sm_90a", False) == before
 
 

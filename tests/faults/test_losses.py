@@ -31,3 +31,17 @@ def test_a_target_outside_the_classes_is_never_a_finite_loss(device: str, wrong:
     assert bool(mean.isnan()) and bool(total.isnan())
     right = F.cross_entropy(x, target.clamp(0, 4), reduction="none")
     torch.testing.assert_close(rows[::2], right[::2])
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_gradient_of_the_mean(device: str, ignored: bool) -> None:
+    @fusedsl.fuse
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x, target)
+
+    x = torch.randn(3, 5, device=device, requires_grad=True)
+    target = torch.tensor([-100, -100 if ignored else 4, -100], device=device)
+    (found,) = torch.autograd.grad(loss(x, target), x)
+    (wanted,) = torch.autograd.grad(F.cross_entropy(x, target), x)
+    torch.testing.assert_close(found, wanted)
+    assert bool((found == 0).all()) is ignored

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import fusedsl
 from fusedsl.graph.evaluate import evaluate
@@ -105,3 +106,16 @@ def test_a_captured_graph_is_refused() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(fusedsl.FuseError, match="CUDA graph"), torch.cuda.graph(graph):
         dropped(x)
+
+
+def test_backward_and_checkpointing_use_the_forward_mask(device: str) -> None:
+    @fusedsl.fuse
+    def squared(x: Tensor) -> Tensor:
+        return F.dropout(x * x, 0.5)
+
+    for run in (squared, lambda x: checkpoint(squared, x, use_reentrant=False)):
+        x = torch.randn(40, 50, device=device, requires_grad=True)
+        y = run(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert abs(float((y == 0).double().mean()) - 0.5) < 0.05
+        torch.testing.assert_close(gradient, torch.where(y == 0, 0.0, 4 * x.detach()))

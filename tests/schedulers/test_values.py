@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.schedulers import programs
 from tests.tolerance import assert_matches_eager
 
