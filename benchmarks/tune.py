@@ -72,31 +72,32 @@ def make_call(plan: KernelPlan, problem: Problem, arguments: tuple[Tensor, ...],
 
 
 def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
-    """Thread counts, rows a block and prefetch choices around a heuristic's choice."""
-    chunks = columns // base.vector
-    for threads in (32, 64, 128, 256, 512, 1024):
-        batch = -(-chunks // threads)
-        if threads > chunks or batch * base.vector > 64:
+    """Rows in registers: block sizes, clusters, rows a block, what is loaded early and what is computed again."""
+    for threads, cluster in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8, 16)):
+        batch, rest = divmod(columns, threads * cluster * base.vector)
+        if rest or not 8 <= batch * base.vector <= 128 or (cluster > 1 and (columns < 16384 or threads < 128)):
             continue
-        exact = threads * batch == chunks
-        if batch * base.vector > 32 or batch * base.vector < 8:
+        many = batch * base.vector > 32
+        if columns >= 65536 and not 32 <= batch * base.vector <= 64:
             continue
-        for rows, prefetch in itertools.product((1, 2), (True, False)):
+        for rows, prefetch, project in itertools.product((1, 2), (True, False), (True, False) if many else (False,)):
             if rows > 1 and threads * rows > 128:
                 continue
-            yield RowParams(threads, rows, base.vector, batch, "register", exact, prefetch)
+            for blocks in (None, *((512 // threads,) if many and threads <= 256 else ())):
+                yield RowParams(
+                    threads, rows, base.vector, batch, "register", True, prefetch, project, cluster=cluster, min_blocks=blocks
+                )
 
 
 def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
     """Rows in shared memory: block sizes, accesses in flight, clusters around the heuristic's."""
-    clusters = {max(base.cluster // 2, 1), base.cluster, min(base.cluster * 2, 16)}
-    for threads, batch, cluster in itertools.product((128, 256, 512), (1, 2, 4), sorted(clusters)):
+    for threads, batch, cluster in itertools.product((256, 512), (1, 2), (base.cluster,)):
         tile = threads * batch * base.vector * cluster
         tiles = -(-columns // tile)
         if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
             continue
         exact = tiles * tile == columns
-        for resident in (None, 1024, 1280, 1536):
+        for resident in (None,):
             blocks = resident // threads if resident else None
             yield RowParams(
                 threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster, min_blocks=blocks
@@ -129,9 +130,9 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
     elif base.storage == "register":
-        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 4096 else ())]
+        found = list(row_candidates(columns, base))
     elif base.storage == "shared":
-        found = list(shared_candidates(columns, base))
+        found = [*row_candidates(columns, base), *shared_candidates(columns, base)]
     else:
         found = [
             attrs.evolve(base, threads=t, batch=n, rows=max(r // t, 1), exact=columns % (t * n * base.vector) == 0)

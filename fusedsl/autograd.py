@@ -24,7 +24,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from fusedsl.analysis.segment import extract, is_view
+from fusedsl.analysis.segment import is_view
 from fusedsl.config import config
 from fusedsl.executor import Run
 from fusedsl.frame import picker
@@ -32,6 +32,7 @@ from fusedsl.gradients import Backward, ForwardInput, ForwardOutput, IncomingGra
 from fusedsl.gradients.activity import active_nodes
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
+from fusedsl.graph.prune import prune
 from fusedsl.programs import Programs, layout_key, trim
 
 #: One gradient an input, None where there is none.
@@ -117,7 +118,8 @@ class Derivative:
         graph = self.graph
         self.views = tuple(dict.fromkeys(o for o in graph.outputs if is_view(graph, o)))
         rest = tuple(o for o in graph.outputs if o not in self.views)
-        self.made = derive(attrs.evolve(graph, outputs=rest), [graph.inputs[i] for i in self.wanted])
+        values = prune(graph, rest)
+        self.made = derive(values, [values.inputs[i] for i in self.wanted])
         self.recorded = any(self.made.differentiable) and any(index is not None for index in self.made.gradients)
         self.programs = Programs(self.made.forward, self.numerics)
         self.first = Pullback(self.made, self.numerics)
@@ -168,15 +170,14 @@ class Derivative:
 
     def _with_views(self, run: Run) -> Run:
         """Outputs in order, those that are views made by torch."""
-        part = extract(self.graph, self.views, self.views)
-        operands = picker([self.graph.inputs.index(part.origin[i]) for i in part.graph.inputs])
+        part = prune(self.graph, self.views)
         rest = [o for o in self.graph.outputs if o not in self.views]
         held = len(rest)
         places = iter(range(held))
         order = [held + self.views.index(o) if o in self.views else next(places) for o in self.graph.outputs]
 
         def with_views(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
-            found = [*run(tensors, scalars), *evaluate(part.graph, operands(tensors), ())]
+            found = [*run(tensors, scalars), *evaluate(part, tensors, scalars)]
             return [found[place] for place in order]
 
         return with_views
@@ -212,7 +213,7 @@ class Pullback:
     def __attrs_post_init__(self) -> None:
         graph = self.made.backward
         computed = tuple(dict.fromkeys(o for o in graph.outputs if o not in graph.inputs))
-        self.recorder = Recorder(attrs.evolve(graph, outputs=computed), self.numerics)
+        self.recorder = Recorder(prune(graph, computed), self.numerics)
         self.scalars = picker(self.made.scalars)
         places: list[int | None] = []
         for index in self.made.gradients:

@@ -86,8 +86,8 @@ class Config:
             "info" tells every trace with its reason.
         interpret: FUSEDSL_INTERPRET. Run kernels of CUDA tensors in the interpreter too, on copies (slow, to debug).
         interpret_arch: FUSEDSL_INTERPRET_ARCH. The GPU whose plans the interpreter runs: "A100", "H100", "H200".
-        warm_up: FUSEDSL_WARM_UP. Get the compiler ready in a background thread once a function is decorated (on machines
-            with a GPU).
+        warm_up: FUSEDSL_WARM_UP. Get the compiler ready in a background thread once a function is decorated, on
+            machines with a GPU.
         max_cached_calls: FUSEDSL_MAX_CACHED_CALLS. How many exact calls (shapes, strides, alignments) a function keeps.
 
     Assigning to ``cache_dir`` or ``disable_cache`` sets the environment variable too, so child processes see it.

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedsl.analysis.segment import Subgraph, extract
 from fusedsl.config import config
 from fusedsl.frame import Buffer, Frame, outputs_of, picker
 from fusedsl.frontend.records import OutputInput, OutputStatic, OutputValue
 from fusedsl.graph.evaluate import evaluate
+from fusedsl.graph.prune import prune
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.device import properties
 from fusedsl.numba_cuda.interpreter import interpret, poison, settle
@@ -179,7 +179,7 @@ def _bind_steps(frame: Frame, device: torch.device, kernels: Callable[[Frame, in
         for number, segment in enumerate(program.segments)
     ]
     if program.views:
-        steps.append(_eager_step(frame, extract(program.graph, program.views, program.views)))
+        steps.append(_views_step(frame))
     results = frame.results()
     buffers = frame.buffers
 
@@ -199,16 +199,29 @@ def _make(buffer: Buffer, device: torch.device) -> Tensor | None:
     return made.zero_() if buffer.zeroed else made
 
 
-def _eager_step(frame: Frame, segment: Segment | Subgraph) -> Step:
+def _views_step(frame: Frame) -> Step:
+    """The results that are views of inputs, which no number has a part in."""
+    graph = prune(frame.program.graph, frame.program.views)
+    places = [frame.tensors[node_id] for node_id in frame.program.views]
+    numbers = [0] * len(graph.scalars)
+
+    def step(slots: list[Any]) -> None:
+        for place, tensor in zip(places, evaluate(graph, slots[: len(graph.inputs)], numbers), strict=True):
+            slots[place] = tensor
+
+    return step
+
+
+def _eager_step(frame: Frame, segment: Segment) -> Step:
     """A part of the graph in eager torch; results are copied where a later kernel was planned for another layout."""
-    graph, origin = segment.graph, segment.origin
+    graph, origin, sizes = segment.graph, segment.origin, segment.problem.sizes()
     operands = picker([frame.tensors[origin[node_id]] for node_id in graph.inputs])
     numbers = picker([frame.scalars[origin[node_id], None] for node_id in graph.scalars])
     places = [frame.tensors[node_id] for node_id in outputs_of(segment)]
     layouts = [frame.program.allocations.get(node_id) for node_id in outputs_of(segment)]
 
     def step(slots: list[Any]) -> None:
-        found = evaluate(graph, operands(slots), numbers(slots))
+        found = evaluate(graph, operands(slots), numbers(slots), sizes=sizes)
         for place, layout, tensor in zip(places, layouts, found, strict=True):
             slots[place] = tensor if layout is None else _conform(tensor, layout)
 

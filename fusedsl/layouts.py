@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import attrs
 import torch
 
+from fusedsl.analysis.memory_order import symbol_sizes
 from fusedsl.analysis.segment import compute_nodes
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph, Node
@@ -33,7 +34,7 @@ def stored_layouts(graph: Graph, inputs: Mapping[int, Layout]) -> dict[int, Layo
     """
     wanted = [n for n in compute_nodes(graph) if graph[n].is_tensor and not _is_tuple(graph[n])]
     if _is_packed(graph, inputs, wanted):
-        sizes = _sizes(graph, inputs)
+        sizes = symbol_sizes(graph, inputs)
         return {n: _packed(graph[n].tensor, sizes) for n in wanted}
     tensors = [
         torch.empty_strided(inputs[n].shape, inputs[n].strides, dtype=graph[n].tensor.dtype, device="meta")
@@ -75,15 +76,6 @@ def _is_packed(graph: Graph, inputs: Mapping[int, Layout], wanted: list[int]) ->
 def _permutes(dims: tuple[int | None, ...]) -> bool:
     kept = [d for d in dims if d is not None]
     return kept != sorted(kept)
-
-
-def _sizes(graph: Graph, inputs: Mapping[int, Layout]) -> dict[Symbol, int]:
-    known: dict[Symbol, int] = {}
-    for node_id, layout in inputs.items():
-        for extent, size in zip(graph[node_id].tensor.shape, layout.shape, strict=True):
-            if isinstance(extent, Symbol):
-                known[extent] = size
-    return known
 
 
 def _packed(type_: TensorType, sizes: Mapping[Symbol, int]) -> Layout:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from fusedsl.analysis.facts import Facts, analyse
+from fusedsl.analysis.memory_order import symbol_sizes
 from fusedsl.analysis.merge import Segmentation, find_segments
 from fusedsl.analysis.segment import Accept, Subgraph, extract, is_view
 from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_of
@@ -63,7 +64,7 @@ class Segment:
     @functools.cached_property
     def facts(self) -> Facts:
         """The analysis of the segment; made when first asked for."""
-        return analyse(self.graph, self.problem.layouts, self.problem.device)
+        return analyse(self.graph, self.problem.layouts, self.problem.device, self.problem.extents)
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:
@@ -110,11 +111,12 @@ def build_program(trace: Trace, layouts: tuple[Layout, ...], device: DevicePrope
 def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DeviceProperties, numerics: str) -> Program:
     """The program of a graph whose inputs have the given layouts."""
     layouts = {**inputs, **stored_layouts(graph, inputs)}
+    sizes = symbol_sizes(graph, layouts)
 
     def problem(part: Subgraph) -> Problem:
         wanted = (*part.graph.inputs, *part.graph.outputs)
         found = {i: layouts[part.origin[i]] for i in wanted if part.graph[i].is_tensor}
-        return Problem(part.graph, found, device, numerics)
+        return Problem(part.graph, found, device, numerics, sizes)
 
     @functools.cache
     def choose(part: Subgraph) -> Choice:

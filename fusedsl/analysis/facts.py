@@ -49,7 +49,7 @@ from fusedsl.analysis.storage import (
 )
 from fusedsl.analysis.storage_dtype import stored_bytes, stored_dtypes
 from fusedsl.graph.graph import Graph
-from fusedsl.graph.types import dtype_name
+from fusedsl.graph.types import Symbol, dtype_name
 
 
 @attrs.frozen
@@ -119,16 +119,22 @@ class Facts:
         return describe_facts(self)
 
 
-def analyse(graph: Graph, layouts: Mapping[int, TensorLayout], device: Device) -> Facts:
+def analyse(
+    graph: Graph,
+    layouts: Mapping[int, TensorLayout],
+    device: Device,
+    extents: Mapping[Symbol, int] | None = None,
+) -> Facts:
     """All facts about a segment.
 
     Args:
         graph: the segment.
         layouts: of its inputs and outputs, or of some of them; sizes seen when tracing stand in for what is missing.
         device: the GPU to plan for.
+        extents: sizes of symbols that no layout has.
     """
     order = memory_order(graph, layouts)
-    sizes = class_sizes(domain_map(graph), symbol_sizes(graph, layouts))
+    sizes = class_sizes(domain_map(graph), {**symbol_sizes(graph, layouts), **(extents or {})})
     kind = reduction_type(graph, order)
     inner, outer = split_by_type(graph, order)
     reference = None if kind is ReductionType.NONE else reference_reduction(graph, order)

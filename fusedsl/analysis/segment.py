@@ -101,7 +101,9 @@ def _read_elsewhere(graph: Graph, inside: set[int]) -> tuple[int, ...]:
         return all(u in inside or only_inside(u) for u in users[node_id])
 
     def read(member: int) -> bool:
-        return any(u not in inside and not only_inside(u) for u in users[member])
+        """True if something outside reads the member, or copies a member that reads it."""
+        copied = (u for u in users[member] if u in inside and is_copied(graph, u))
+        return any(u not in inside and not only_inside(u) for u in users[member]) or any(map(read, copied))
 
     return tuple(m for m in sorted(inside) if m in graph.outputs or read(m))
 

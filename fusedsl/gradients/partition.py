@@ -134,7 +134,14 @@ class Partition:
                 hint="return the intermediate values too, or call .reference, which is plain PyTorch",
             )
         near = network.reaching(sink)
-        return frozenset(i for i in order if place[i] + 1 in near and place[i] not in near)
+        return frozenset(self._viewed(i) for i in order if place[i] + 1 in near and place[i] not in near)
+
+    def _viewed(self, node_id: int) -> int:
+        """The value that ``node_id`` is a view of."""
+        node = self.nodes[node_id]
+        while node.op == "reindex" and (self.available is None or node.inputs[0] in self.available):
+            node = self.nodes[node.inputs[0]]
+        return node.id
 
     def cost(self, node: Node) -> int:
         """Bytes moved if the backward receives ``node``."""

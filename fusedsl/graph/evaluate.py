@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,11 @@ Numerics = Literal["eager", "kernel"]
 
 
 def evaluate(
-    graph: Graph, tensors: Sequence[torch.Tensor], scalars: Sequence[Any] = (), compute: Numerics = "eager"
+    graph: Graph,
+    tensors: Sequence[torch.Tensor],
+    scalars: Sequence[Any] = (),
+    compute: Numerics = "eager",
+    sizes: Mapping[Symbol, int] | None = None,
 ) -> list[torch.Tensor]:
     """The outputs of ``graph`` for these arguments.
 
@@ -31,17 +35,25 @@ def evaluate(
         tensors: one an input, of the input's dtype; all on one device.
         scalars: one a scalar input.
         compute: where 16-bit floats are rounded.
+        sizes: what symbols stand for that no tensor carries (of a part of a graph).
 
     Returns:
         Tensors in the order of ``graph.outputs``; sizes and strides as eager torch gives them.
     """
-    return _Evaluation(graph, tensors, scalars, compute == "kernel").run()
+    return _Evaluation(graph, tensors, scalars, compute == "kernel", sizes or {}).run()
 
 
 class _Evaluation:
     """State of one run: the values so far and the sizes the symbols stand for."""
 
-    def __init__(self, graph: Graph, tensors: Sequence[torch.Tensor], scalars: Sequence[Any], wide: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Sequence[torch.Tensor],
+        scalars: Sequence[Any],
+        wide: bool,
+        sizes: Mapping[Symbol, int],
+    ) -> None:
         assert len(tensors) == len(graph.inputs), f"{graph.name} takes {len(graph.inputs)} tensors, got {len(tensors)}"
         assert len(scalars) == len(graph.scalars), (
             f"{graph.name} takes {len(graph.scalars)} scalars, got {len(scalars)}"
@@ -54,6 +66,7 @@ class _Evaluation:
         for node_id, tensor in zip(graph.inputs, tensors, strict=True):
             self.values[node_id] = self._held(tensor)
             self._learn(graph[node_id].tensor, tensor)
+        self.sizes = {**sizes, **self.sizes}
 
     def run(self) -> list[torch.Tensor]:
         last = self._last_use()

@@ -49,16 +49,18 @@ class Problem:
         layouts: of every tensor input and output, by node id.
         device: properties of the device the kernel will run on.
         numerics: "default" or "eager" (round wherever eager torch rounds).
+        extents: run-time sizes of symbols; of those that no input or output of the segment carries at least.
     """
 
     graph: Graph
     layouts: Mapping[int, Layout] = attrs.field(hash=False)
     device: DeviceProperties
     numerics: str = "default"
+    extents: Mapping[Symbol, int] = attrs.field(factory=dict, hash=False, repr=False)
 
     def sizes(self) -> dict[Symbol, int]:
-        """The run-time extent of every symbol that an input or output carries."""
-        known: dict[Symbol, int] = {}
+        """The run-time size of every symbol."""
+        known = dict(self.extents)
         for node_id, layout in self.layouts.items():
             for extent, size in zip(self.graph[node_id].tensor.shape, layout.shape, strict=True):
                 if isinstance(extent, Symbol):

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import attrs
 import torch
 
 from fusedsl.graph.graph import Node
 from fusedsl.graph.types import compute_dtype
+from fusedsl.schedulers.approximations import approximate_text
 from fusedsl.schedulers.emit import Emitter, Variable, dtype_marker
+from fusedsl.schedulers.joint import Joint
 
 
 @attrs.frozen
@@ -181,71 +185,223 @@ class Reducer:
         self.e.define(self.node.id, Variable(text, False, vector))
 
 
-def combine_in_block(
-    e: Emitter, items: list[tuple[Reducer, Accumulator]], threads: int, rows: int
-) -> list[tuple[Reducer, Accumulator]]:
+class Exchange(Protocol):
+    """A reduction, or a joint pair, on its way from every thread's tile to the row's result.
+
+    ``values`` are the (dtype marker, text) of what a thread, then a warp, hands on.
+    """
+
+    values: tuple[tuple[str, str], ...]
+
+    def in_warp(self, width: int, *, final: bool) -> None:
+        """All-reduce among ``width`` lanes; ``final``: this is the row's result."""
+
+    def across(self, texts: tuple[str, ...], count: int) -> None:
+        """Merge the partial results of ``count`` warps, given as the text of one tile a value."""
+
+    def finish(self) -> None:
+        """From here on the results are known."""
+
+
+class Single:
+    """The exchange of one reduction."""
+
+    def __init__(self, reducer: Reducer, accumulator: Accumulator) -> None:
+        self.reducer = reducer
+        self.accumulator = accumulator
+
+    @property
+    def values(self) -> tuple[tuple[str, str], ...]:
+        markers = [dtype_marker(dtype) for dtype in self.reducer.workspace_dtypes()]
+        return tuple(zip(markers, self.accumulator.texts(), strict=True))
+
+    def in_warp(self, width: int, *, final: bool) -> None:
+        self.accumulator = self.reducer.warp(self.reducer.fold(self.accumulator, None, final=final), width)
+
+    def across(self, texts: tuple[str, ...], count: int) -> None:
+        self.accumulator = self.reducer.fold(Accumulator(*texts), None, final=True)
+
+    def finish(self) -> None:
+        self.reducer.finish(self.accumulator, vector=False)
+
+
+class ShiftedSum:
+    """The exchange of a maximum and the sum of exponentials shifted by it. -inf everywhere gives what eager gives, NaN."""
+
+    def __init__(self, e: Emitter, joint: Joint, mask: str | None) -> None:
+        self.e, self.joint = e, joint
+        first, second = e.graph[joint.first], e.graph[joint.second]
+        self.names = first.name, second.name
+        infinity = e.constant("INF", float("inf"))
+        self.lowest = f"-{infinity}"
+        self.exp = "fast_exp" if approximate_text(e.graph, e.graph[joint.inner]) else "exp"
+        variable = e.value(joint.source)
+        text = variable.text
+        if mask is not None:
+            text = e.fresh(f"{first.name}_row")
+            e.line(f"{text} = where({mask}, {variable.text}, {self.lowest})")
+        e.comment(first)
+        self.top, self.shift = e.fresh(f"{first.name}_part"), e.fresh(f"{first.name}_shift")
+        self.local, self.part = e.fresh(f"{second.name}_terms"), e.fresh(f"{second.name}_part")
+        e.line(f"{self.top} = tile_max({text})")
+        e.line(f"{self.shift} = {self.finite(self.top)}")
+        e.line(f"{self.local} = {self.exp}({text} - {self.shift})")
+        e.line(f"{self.part} = tile_sum({self.local})")
+        self.thread_shift = self.shift
+
+    @property
+    def values(self) -> tuple[tuple[str, str], ...]:
+        return ("float32", self.top), ("float32", self.part)
+
+    def finite(self, top: str) -> str:
+        """Text of a maximum to shift by: 0 where there is nothing above -inf."""
+        return f"where({top} == {self.lowest}, 0.0, {top})"
+
+    def in_warp(self, width: int, *, final: bool) -> None:
+        e = self.e
+        top, shift = e.fresh(self.names[0] if final else f"{self.names[0]}_warp"), e.fresh(f"{self.names[0]}_shift")
+        part = e.fresh(self.names[1] if final else f"{self.names[1]}_warp")
+        e.line(f"{top} = warp_max({self.top}, {width})" if width > 1 else f"{top} = {self.top}")
+        e.line(f"{shift} = {self.finite(top)}")
+        scaled = f"{self.part} * {self.exp}({self.shift} - {shift})"
+        e.line(f"{part} = warp_sum({scaled}, {width})" if width > 1 else f"{part} = {scaled}")
+        self.top, self.shift, self.part = top, shift, part
+
+    def across(self, texts: tuple[str, ...], count: int) -> None:
+        e = self.e
+        tops, top, shift = e.fresh(f"{self.names[0]}_all"), e.fresh(self.names[0]), e.fresh(f"{self.names[0]}_shift")
+        part = e.fresh(self.names[1])
+        e.line(f"{tops} = {texts[0]}")
+        e.line(f"{top} = tile_max({tops})")
+        e.line(f"{shift} = {self.finite(top)}")
+        e.line(f"{part} = tile_sum({texts[1]} * {self.exp}({tops} - {shift}))")
+        self.top, self.shift, self.part = top, shift, part
+
+    def finish(self) -> None:
+        e, joint = self.e, self.joint
+        e.define(joint.first, Variable(self.top))
+        e.define(joint.second, Variable(self.part))
+        if len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs:
+            name = e.fresh(e.graph[joint.inner].name)
+            e.line(f"{name} = {self.local} * {self.exp}({self.thread_shift} - {self.top})")
+            e.define(joint.inner, Variable(name, True, True))
+
+
+class Moments:
+    """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements."""
+
+    def __init__(self, e: Emitter, joint: Joint) -> None:
+        self.e, self.joint = e, joint
+        self.names = e.graph[joint.inner].name, e.graph[joint.second].name
+        variable = e.value(joint.source)
+        e.comment(e.graph[joint.first])
+        self.count = e.tile.numel
+        self.mean, self.squares = e.fresh(f"{self.names[0]}_part"), e.fresh(f"{self.names[1]}_part")
+        centred = e.fresh(f"{self.names[0]}_centred")
+        e.line(f"{self.mean} = tile_sum({variable.text}) * {1.0 / self.count!r}")
+        e.line(f"{centred} = {variable.text} - {self.mean}")
+        e.line(f"{self.squares} = tile_sum({centred} * {centred})")
+
+    @property
+    def values(self) -> tuple[tuple[str, str], ...]:
+        return ("float32", self.mean), ("float32", self.squares)
+
+    def in_warp(self, width: int, *, final: bool) -> None:
+        if width == 1:
+            return
+        e = self.e
+        mean, squares = (e.fresh(n if final else f"{n}_warp") for n in self.names)
+        offset = e.fresh(f"{self.names[0]}_offset")
+        e.line(f"{mean} = warp_sum({self.mean}, {width}) * {1.0 / width!r}")
+        e.line(f"{offset} = {self.mean} - {mean}")
+        e.line(f"{squares} = warp_sum({self.squares} + {offset} * {offset} * {self.count}, {width})")
+        self.mean, self.squares, self.count = mean, squares, self.count * width
+
+    def across(self, texts: tuple[str, ...], count: int) -> None:
+        e = self.e
+        means, offset = e.fresh(f"{self.names[0]}_all"), e.fresh(f"{self.names[0]}_offset")
+        mean, squares = (e.fresh(n) for n in self.names)
+        e.line(f"{means} = {texts[0]}")
+        e.line(f"{mean} = tile_sum({means}) * {1.0 / count!r}")
+        e.line(f"{offset} = {means} - {mean}")
+        e.line(f"{squares} = tile_sum({texts[1]} + {offset} * {offset} * {self.count})")
+        self.mean, self.squares, self.count = mean, squares, self.count * count
+
+    def finish(self) -> None:
+        e, joint = self.e, self.joint
+        e.define(joint.inner, Variable(self.mean))
+        e.define(joint.second, Variable(self.squares))
+        if len(e.graph.users()[joint.first]) > 1 or joint.first in e.graph.outputs:
+            name = e.fresh(e.graph[joint.first].name)
+            e.line(f"{name} = {self.mean} * {e.extent(len(e.space.axes) - 1)}")
+            e.define(joint.first, Variable(name))
+
+
+def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int) -> None:
     """Reduce tiles over the threads of a row and define the results: a shuffle in a warp, one barrier beyond.
 
     A block is ``threads`` along x (a power of two, or a multiple of 32 with a power-of-two number of warps) times
     ``rows`` along y. Reductions given together share the barrier.
     """
-    width = min(threads, 32)
     warps = threads // 32
-    parts = [(reducer, reducer.warp(reducer.fold(acc, None, final=warps <= 1), width)) for reducer, acc in items]
+    for item in items:
+        item.in_warp(min(threads, 32), final=warps <= 1)
     if warps > 1:
-        scratches = [reducer.scratch(warps * rows) for reducer, _ in parts]
+        scratches = [_scratch(e, item, warps * rows) for item in items]
         with e.block("if lane() == 0:"):
-            for (reducer, part), scratch in zip(parts, scratches, strict=True):
-                reducer.put(scratch, "warp()", part)
+            for item, arrays in zip(items, scratches, strict=True):
+                for array, (_, text) in zip(arrays, item.values, strict=True):
+                    e.line(f"shared_store({array}, warp(), {text})")
         e.line("barrier()")
         first = "0" if rows == 1 else f"thread_y() * {warps}"
-        parts = [
-            (reducer, reducer.fold(reducer.get(scratch, first, str(warps)), None, final=True))
-            for (reducer, _), scratch in zip(parts, scratches, strict=True)
-        ]
-    for reducer, part in parts:
-        reducer.finish(part, vector=False)
-    return parts
+        for item, arrays in zip(items, scratches, strict=True):
+            item.across(tuple(f"shared_load({array}, {first}, {warps})" for array in arrays), warps)
+    for item in items:
+        item.finish()
 
 
-def prepare_cluster(e: Emitter, stages: tuple[tuple[int, ...], ...], warps: int, cluster: int) -> None:
-    """Arm one mbarrier a stage for the partial results that every warp of the cluster will send to this block."""
-    count = len(stages)
-    e.line(f"arrived = mbarriers({count})")
+def _scratch(e: Emitter, item: Exchange, count: int) -> tuple[str, ...]:
+    """Shared arrays for the partial results of ``count`` warps."""
+    names = []
+    for marker, text in item.values:
+        names.append(e.fresh(f"{text}_smem"))
+        e.line(f"{names[-1]} = shared({marker}, {count})")
+    return tuple(names)
+
+
+def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int) -> None:
+    """Arm one mbarrier a round for what every warp of the cluster will send to this block (bytes a warp)."""
+    e.line(f"arrived = mbarriers({len(rounds)})")
     with e.block("if thread_x() == 0:"):
-        for index in range(count):
+        for index in range(len(rounds)):
             e.line(f"mbarrier_init(arrived, {index}, 1)")
         e.line("mbarrier_fence()")
-        for index, stage in enumerate(stages):
-            size = sum(compute_dtype(e.graph[e.graph[i].inputs[0]].tensor.dtype).itemsize for i in stage)
+        for index, size in enumerate(rounds):
             e.line(f"mbarrier_expect(arrived, {index}, {size * warps * cluster})")
     e.line("cluster_arrive()")
 
 
-def combine_in_cluster(
-    e: Emitter, items: list[tuple[Reducer, Accumulator]], threads: int, cluster: int
-) -> list[tuple[Reducer, Accumulator]]:
+def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster: int) -> None:
     """Reduce tiles over the threads of all blocks of a cluster and define the results.
 
-    Every warp sends its partial result to every block by an asynchronous remote store; each block waits for all of them
-    on its own mbarrier and adds them in one order, so all blocks find the same bits.
+    Every warp sends its partial results to every block by asynchronous remote stores; each block waits for all of them
+    on its own mbarrier and merges them in one order, so all blocks find the same bits.
     """
     warps = threads // 32
-    stage = e.clusters_combined
-    parts = [(reducer, reducer.warp(reducer.fold(acc, None), 32)) for reducer, acc in items]
-    scratches = [reducer.scratch(warps * cluster) for reducer, _ in parts]
-    if stage == 0:
+    index = e.clusters_combined
+    e.clusters_combined += 1
+    for item in items:
+        item.in_warp(32, final=False)
+    scratches = [_scratch(e, item, warps * cluster) for item in items]
+    if index == 0:
         e.line("cluster_wait()")
     with e.block(f"if lane() < {cluster}:"):
-        for (_, part), scratch in zip(parts, scratches, strict=True):
-            slot = f"cluster_rank() * {warps} + warp()"
-            e.line(f"remote_store_async({scratch.value}, {slot}, {part.value}, lane(), arrived, {stage})")
-    e.line(f"mbarrier_wait(arrived, {stage}, 0)")
-    parts = [
-        (reducer, reducer.fold(reducer.get(scratch, "0", str(warps * cluster)), None, final=True))
-        for (reducer, _), scratch in zip(parts, scratches, strict=True)
-    ]
-    e.clusters_combined += 1
-    for reducer, part in parts:
-        reducer.finish(part, vector=False)
-    return parts
+        for item, arrays in zip(items, scratches, strict=True):
+            for array, (_, text) in zip(arrays, item.values, strict=True):
+                slot = f"cluster_rank() * {warps} + warp()"
+                e.line(f"remote_store_async({array}, {slot}, {text}, lane(), arrived, {index})")
+    e.line(f"mbarrier_wait(arrived, {index}, 0)")
+    for item, arrays in zip(items, scratches, strict=True):
+        count = warps * cluster
+        item.across(tuple(f"shared_load({array}, 0, {count})" for array in arrays), count)
+        item.finish()

@@ -13,12 +13,25 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Literal
 
 import attrs
+import torch
 
 from fusedsl.analysis.reductions import Reductions, find_reductions
+from fusedsl.graph.graph import Graph
+from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
-from fusedsl.schedulers.combine import Accumulator, Reducer, combine_in_block, combine_in_cluster, prepare_cluster
+from fusedsl.schedulers.combine import (
+    Exchange,
+    Moments,
+    Reducer,
+    ShiftedSum,
+    Single,
+    combine_in_block,
+    combine_in_cluster,
+    prepare_cluster,
+)
 from fusedsl.schedulers.emit import Emitter, TileShape, dtype_marker
+from fusedsl.schedulers.joint import Joint, find_joint
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least
 
 
@@ -36,7 +49,7 @@ class RowParams:
         prefetch: load every input before the first reduction (weights too).
         project: keep 16-bit inputs packed across reductions and compute everything else again.
         split: blocks a row is spread over; partial results are finished by a second kernel.
-        cluster: blocks of a cluster that share a row ("shared" only).
+        cluster: blocks of a cluster that share a row ("register" and "shared").
         min_blocks: blocks a multiprocessor should hold.
     """
 
@@ -158,7 +171,7 @@ class _RowWriter:
         e.line("async_commit()")
         self.load_ahead(e)
         if p.cluster > 1:
-            prepare_cluster(e, self.reductions.stages, p.threads // 32, p.cluster)
+            prepare_cluster(e, [self.round_bytes(list(s)) for s in self.reductions.stages], p.threads // 32, p.cluster)
         e.line("async_wait(0)")
         for node_id, base in copies:
             e.reader[node_id] = lambda node_id=node_id, base=base: self.read_shared(e, node_id, names[node_id], base)
@@ -229,26 +242,65 @@ class _RowWriter:
         locate(e, kept, "row")
 
     def register_body(self, e: Emitter) -> None:
-        last = len(self.space.axes) - 1
-        self.locate_column(e, None)
-        if self.params.prefetch:
-            for node_id in e.graph.inputs:
-                if self.space.strides[node_id][last] and e.graph.users()[node_id]:
+        p, last = self.params, len(self.space.axes) - 1
+        if p.cluster > 1:
+            e.line(f"begin = cluster_rank() * {e.constant('PART', p.tile)}")
+        self.locate_column(e, "begin" if p.cluster > 1 else None)
+        for node_id in e.graph.inputs:
+            if (p.prefetch or all(self.space.strides[node_id])) and self.space.strides[node_id][last]:
+                if e.graph.users()[node_id]:
                     e.prefetch(node_id)
-        for stage in self.reductions.stages:
-            items = []
-            for node_id in stage:
-                reducer = Reducer(e, e.graph[node_id])
-                operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
-                items.append((reducer, reducer.once(operand, self.positions(e, reducer))))
-            combine_in_block(e, items, self.params.threads, self.params.rows)
-            if self.params.project:
+        rounds = self.rounds()
+        if p.cluster > 1:
+            prepare_cluster(e, [self.round_bytes(r) for r in rounds], p.threads // 32, p.cluster)
+        for entries in rounds:
+            self.combine(e, [self.exchange(e, entry) for entry in entries])
+            if p.project:
                 e.forget_tiles()
         outputs = self.full_outputs()
         if outputs:
             with self.live(e):
                 for node_id in outputs:
                     e.store(node_id)
+
+    def rounds(self) -> list[list[int | Joint]]:
+        """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible."""
+        joints = {j.second: j for j in find_joint(self.problem.graph) if j.kind == "shifted" or self.params.exact}
+        joints = {s: j for s, j in joints.items() if _is_float32(self.problem.graph, j)}
+        firsts = {j.first for j in joints.values()}
+        found: dict[int, list[int | Joint]] = {}
+        for node_id in self.reductions.nodes:
+            level = self.reductions.stage[node_id]
+            if node_id in firsts:
+                continue
+            entry: int | Joint = joints.get(node_id, node_id)
+            if isinstance(entry, Joint):
+                level -= 1
+            found.setdefault(level, []).append(entry)
+        return [found[level] for level in sorted(found)]
+
+    def round_bytes(self, entries: list[int | Joint]) -> int:
+        """Bytes a warp sends in a round."""
+        graph = self.problem.graph
+        sizes = [
+            8 if isinstance(x, Joint) else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize for x in entries
+        ]
+        return sum(sizes)
+
+    def exchange(self, e: Emitter, entry: int | Joint) -> Exchange:
+        """The thread's part of a reduction or a joint pair of a row in registers."""
+        if isinstance(entry, Joint):
+            return ShiftedSum(e, entry, self.mask(e)) if entry.kind == "shifted" else Moments(e, entry)
+        reducer = Reducer(e, e.graph[entry])
+        operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
+        return Single(reducer, reducer.once(operand, self.positions(e, reducer)))
+
+    def combine(self, e: Emitter, items: list[Exchange]) -> None:
+        """Reduce over the threads of a row, in a block or a cluster."""
+        if self.params.cluster > 1:
+            combine_in_cluster(e, items, self.params.threads, self.params.cluster)
+        else:
+            combine_in_block(e, items, self.params.threads, self.params.rows)
 
     def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
         """The thread's first column, and how many columns are left from there."""
@@ -283,7 +335,7 @@ class _RowWriter:
 
     def stream_stage(
         self, e: Emitter, stage: tuple[int, ...], bounds: tuple[str, str] | None = None
-    ) -> list[tuple[Reducer, Accumulator]]:
+    ) -> list[Single]:
         count = e.constant("TILE", e.tile.numel)
         e.hoist(stage)
         reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
@@ -292,10 +344,9 @@ class _RowWriter:
             for reducer, accumulator in zip(reducers, accumulators, strict=True):
                 operand = reducer.operand(count, self.mask(e))
                 reducer.step(accumulator, operand, self.positions(e, reducer, base))
-        items = list(zip(reducers, accumulators, strict=True))
-        if self.params.cluster > 1:
-            return combine_in_cluster(e, items, self.params.threads, self.params.cluster)
-        return combine_in_block(e, items, self.params.threads, self.params.rows)
+        items = [Single(r, a) for r, a in zip(reducers, accumulators, strict=True)]
+        self.combine(e, list(items))
+        return items
 
     def stream_outputs(self, e: Emitter, bounds: tuple[str, str] | None) -> None:
         outputs = self.full_outputs()
@@ -353,8 +404,8 @@ class _RowWriter:
         rows = e.integer("rows", self.rows)
         row = "row" if self.space.kept else "0"
         with e.block("if thread_x() == 0:"):
-            for reducer, partial in partials:
-                for dtype, text in zip(reducer.workspace_dtypes(), partial.texts(), strict=True):
+            for item in partials:
+                for dtype, (_, text) in zip(item.reducer.workspace_dtypes(), item.values, strict=True):
                     pointer = e.workspace(len(workspaces), dtype)
                     workspaces.append(Workspace(dtype, split * self.rows))
                     e.line(f"store({pointer}, block_y() * {rows} + {row}, None, {text}, 1, 1, 1)")
@@ -381,7 +432,7 @@ class _RowWriter:
                     texts.append(f"load({pointer}, part * {rows} + {row}, None, 1, 1, 1, 0)")
                     index += 1
                 reducer.step(accumulator, texts[0], texts[-1])
-        combine_in_block(e, list(zip(reducers, accumulators, strict=True)), 32, rows_per_block)
+        combine_in_block(e, [Single(r, a) for r, a in zip(reducers, accumulators, strict=True)], 32, rows_per_block)
         writer.row_outputs(e)
         grid = (-(-self.rows // rows_per_block), 1, 1)
         return e.launch(e.source(32 * rows_per_block), Geometry(grid, (32, rows_per_block, 1)))
@@ -411,6 +462,11 @@ class _Loops:
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+
+def _is_float32(graph: Graph, joint: Joint) -> bool:
+    """Joint pairs are written for float32 arithmetic."""
+    return compute_dtype(graph[joint.source].tensor.dtype) == torch.float32
 
 
 def shared_inputs(space: IterationSpace) -> tuple[int, ...]:

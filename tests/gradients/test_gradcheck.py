@@ -146,7 +146,7 @@ def test_similarities(dims: int) -> None:
 def test_views_and_broadcasts() -> None:
     @fusedsl.fuse
     def views(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x.t() * y.expand(4, 3).sin(), x.unsqueeze(0) + y.squeeze(0), x.t(), y.expand(2, 3)
+        return x.t() * y.expand(4, 3).sin(), x.sum(1).unsqueeze(0) + y, x.t(), y.expand(2, 3), y.expand(4, 3)
 
     check(views, leaf(3, 4), leaf(1, 3))
 

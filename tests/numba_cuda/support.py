@@ -10,6 +10,7 @@ import torch
 
 from fusedsl.numba_cuda import launch
 from fusedsl.numba_cuda.compile import compile_kernel
+from fusedsl.numba_cuda.device import properties
 from fusedsl.numba_cuda.interpreter import interpret
 from fusedsl.numba_cuda.kernel import CompiledKernel, Geometry, KernelSource
 
@@ -49,9 +50,7 @@ def run(
         interpret(source, geometry, arguments, order=order)
         return
     index = torch.cuda.current_device()
-    major, minor = torch.cuda.get_device_capability(index)
-    arch = f"sm_{major}{minor}" + ("a" if major == 9 else "")
-    function = launch.load(compile_kernel(source, arch), source.signature, index)
+    function = launch.load(compile_kernel(source, properties(index).arch), source.signature, index)
     copies = [value.cuda() if isinstance(value, torch.Tensor) else value for value in arguments]
     values = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in copies)
     function.bind(geometry)(torch.cuda.current_stream().cuda_stream, values)

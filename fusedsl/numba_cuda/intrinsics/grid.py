@@ -13,8 +13,8 @@ from fusedsl.numba_cuda.intrinsics.memory import check_index, check_pointer, ele
 from fusedsl.numba_cuda.registry import KernelFunction, Typed, kernel_function, literal
 
 #: Thread 0 of each block arrives: the low half of the counter counts blocks, the high half barriers passed. The last
-#: block to come zeroes the low half and counts the barrier; the others wait for the high half to change. The two block
-#: barriers and the fence make what all threads wrote before visible to all after.
+#: block to come zeroes the low half and counts the barrier; the others wait for the high half to change. Between the
+#: two block barriers, release and acquire by that one thread order the accesses of all (causality is transitive).
 _GRID_BARRIER = """{
 .reg .pred first, last, same; .reg .b32 x, y, z, n, old, now;
 bar.sync 0;
@@ -23,16 +23,14 @@ or.b32 x, x, y; or.b32 x, x, z; setp.eq.u32 first, x, 0;
 @!first bra DONE;
 mov.u32 x, %nctaid.x; mov.u32 y, %nctaid.y; mov.u32 z, %nctaid.z;
 mul.lo.u32 n, x, y; mul.lo.u32 n, n, z;
-fence.acq_rel.gpu;
 atom.acq_rel.gpu.global.add.u32 old, [$0], 1;
 and.b32 x, old, 0xffff; add.u32 x, x, 1; setp.eq.u32 last, x, n;
 sub.u32 y, 0x10000, n;
 @last red.release.gpu.global.add.u32 [$0], y;
-@last bra SEEN;
+@last bra DONE;
 WAIT: ld.acquire.gpu.global.u32 now, [$0];
 xor.b32 now, now, old; setp.lt.u32 same, now, 0x10000;
 @same bra WAIT;
-SEEN: fence.acq_rel.gpu;
 DONE: bar.sync 0;
 }"""
 
