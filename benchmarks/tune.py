@@ -80,18 +80,20 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         many = batch * base.vector > 32
         if columns >= 65536 and not 32 <= batch * base.vector <= 64:
             continue
-        for rows, prefetch, project in itertools.product((1, 2), (True, False), (True, False) if many else (False,)):
+        for rows, prefetch, project in itertools.product((1, 2), (True,) if many else (True, False), (True, False) if many else (False,)):
             if rows > 1 and threads * rows > 128:
                 continue
-            for blocks in (None, *((512 // threads,) if many and threads <= 256 else ())):
+            for blocks in (None,):
                 yield RowParams(
                     threads, rows, base.vector, batch, "register", True, prefetch, project, cluster=cluster, min_blocks=blocks
                 )
 
 
 def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
-    """Rows in shared memory: block sizes, accesses in flight, clusters around the heuristic's."""
-    for threads, batch, cluster in itertools.product((256, 512), (1, 2), (base.cluster,)):
+    """Rows in shared memory: block sizes, accesses in flight, clusters."""
+    cluster = max(columns // 16384, 1)
+    clusters = {cluster, min(2 * cluster, 16)} if columns > 8192 else {1}
+    for threads, batch, cluster in itertools.product((128, 256, 512), (1, 2), sorted(clusters)):
         tile = threads * batch * base.vector * cluster
         tiles = -(-columns // tile)
         if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
@@ -130,7 +132,7 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
     elif base.storage == "register":
-        found = list(row_candidates(columns, base))
+        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if 4096 <= columns else ())]
     elif base.storage == "shared":
         found = [*row_candidates(columns, base), *shared_candidates(columns, base)]
     else:

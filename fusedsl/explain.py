@@ -84,13 +84,14 @@ def _segment_text(number: int, segment: Segment) -> str:
 
 def _kept_in(params: RowParams) -> str:
     """Where a row kernel keeps what it needs again."""
+    blocks = "" if params.cluster == 1 else f" of {params.cluster} blocks"
     match params.storage:
+        case "register" if params.project:
+            return f"arguments of 16 bits stay packed in registers{blocks}, all else is computed again"
         case "register":
-            kept = "arguments of 16 bits stay packed in registers, all else is computed again"
-            return kept if params.project else "the row stays in registers as computed"
+            return f"the row stays in registers{blocks} as computed"
         case "shared":
-            where = "shared memory" if params.cluster == 1 else f"the shared memory of {params.cluster} blocks"
-            return f"arguments stay in {where}, all else is computed again"
+            return f"arguments stay in shared memory{blocks}, all else is computed again"
         case _:
             return "nothing is kept: every pass reads the arguments again"
 

@@ -18,6 +18,7 @@ from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_o
 from fusedsl.frontend.records import Trace
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
+from fusedsl.graph.remember import remember
 from fusedsl.layouts import distinct_bytes, stored_layouts
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.options import Options
@@ -179,8 +180,8 @@ def _order(layout: Layout) -> tuple[tuple[bool, int], ...]:
     return tuple((layout.strides[d] == 0, d) for d in sorted(range(len(layout.shape)), key=lambda d: layout.strides[d]))
 
 
-@functools.lru_cache(maxsize=4096)
-def _compile_time_refusal(scheduler: ModuleType, graph: Graph) -> Refusal | None:
+@remember(maxsize=4096)
+def _compile_time_refusal(graph: Graph, scheduler: ModuleType) -> Refusal | None:
     refusal: Refusal | None = scheduler.can_schedule_compile_time(graph)
     return refusal
 
@@ -190,7 +191,7 @@ def _choose(problem: Problem) -> Choice:
     rejections: dict[str, str] = {}
     taken = None
     for scheduler in SCHEDULERS:
-        refusal = _compile_time_refusal(scheduler, problem.graph)
+        refusal = _compile_time_refusal(problem.graph, scheduler)
         if refusal is None:
             refusal = scheduler.can_schedule_run_time(problem)
         if refusal is not None:

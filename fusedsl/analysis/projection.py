@@ -19,6 +19,7 @@ from fusedsl.analysis.reductions import find_reductions
 from fusedsl.analysis.refusal import Refusal
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
+from fusedsl.graph.remember import remember
 
 #: Exponentials, by name: cheaper than some divisions, but they all queue for one small unit.
 EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sigmoid"})
@@ -55,7 +56,7 @@ class Recompute:
         return self.refusal is None
 
 
-@functools.lru_cache(maxsize=256)
+@remember(maxsize=256)
 def find_recomputes(graph: Graph) -> tuple[Recompute, ...]:
     """How to compute every persistent buffer again, in the order of ``find_persistent_buffers``."""
     return tuple(find_recompute(graph, buffer) for buffer in find_persistent_buffers(graph))

@@ -8,13 +8,13 @@ is the narrow, unexpanded value.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import attrs
 
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
+from fusedsl.graph.remember import remember
 from fusedsl.graph.types import ScalarType
 
 
@@ -52,9 +52,9 @@ def is_view(graph: Graph, node_id: int) -> bool:
     return node.op == "input" and node.id != node_id
 
 
-@functools.lru_cache(maxsize=1024)
-def extract(graph: Graph, members: tuple[int, ...], outputs: tuple[int, ...] | None = None) -> Subgraph:
-    """The subgraph that computes ``members`` and the copied nodes they need; by default it gives what others read."""
+@remember(maxsize=1024)
+def extract(graph: Graph, members: tuple[int, ...]) -> Subgraph:
+    """The subgraph that computes ``members`` and the copied nodes they need; it gives what others read."""
     inside = set(members)
     needed: set[int] = set()
     stack = list(inside)
@@ -64,8 +64,7 @@ def extract(graph: Graph, members: tuple[int, ...], outputs: tuple[int, ...] | N
             needed.add(current)
             stack.extend(i for i in graph[current].inputs if i in inside or is_copied(graph, i))
     leaves = {i for n in needed for i in graph[n].inputs if i not in needed}
-    if outputs is None:
-        outputs = _read_elsewhere(graph, inside)
+    outputs = _read_elsewhere(graph, inside)
     nodes: list[Node] = []
     renumber: dict[int, int] = {}
     inputs: list[int] = []
@@ -108,7 +107,7 @@ def _read_elsewhere(graph: Graph, inside: set[int]) -> tuple[int, ...]:
     return tuple(m for m in sorted(inside) if m in graph.outputs or read(m))
 
 
-@functools.lru_cache(maxsize=64)
+@remember(maxsize=64)
 def readers(graph: Graph) -> dict[int, tuple[int, ...]]:
     """``Graph.users``, remembered."""
     return graph.users()

@@ -58,7 +58,8 @@ class _Derivation:
         for index, node_id in enumerate(self.graph.outputs):
             if self.differentiable[index]:
                 node = self.graph[node_id]
-                seed = incoming(self.builder, f"grad_{node.name}", node.tensor, index)
+                name = "grad_output" if node.name.startswith("_") else f"grad_{node.name}"
+                seed = incoming(self.builder, name, node.tensor, index)
                 incoming_ids[seed.id] = index
                 sweep.seed(node_id, seed)
         gradients = {i: value.id for i, value in sweep.run(self.wanted).items()}

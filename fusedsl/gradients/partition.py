@@ -11,9 +11,10 @@ The choice is a cheapest cut between what is there anyway (the function's inputs
   it, or something computed from it, is saved;
 * everything else is computed again for nothing, as a memory-bound kernel has time for it.
 
-Of equally cheap cuts the one nearest to the gradients is taken, which computes least again. So ``layer_norm`` saves its
-mean and its reciprocal standard deviation, one number a row each, and computes the normalised row again from its input.
-Reductions that only the gradients need are never moved into the forward graph.
+Of equally cheap cuts one of the function's own values is taken (a saved ``cos(z)`` does not suffice for the second
+derivative of ``sin(z)``, z does), of these the one nearest to the gradients, which computes least again. So
+``layer_norm`` saves its mean and its reciprocal standard deviation, one number a row each, and computes the normalised
+row again from its input. Reductions that only the gradients need are never moved into the forward graph.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Partition:
         network = FlowNetwork(sink + 1)
         for node_id in order:
             node = self.nodes[node_id]
-            network.connect(place[node_id], place[node_id] + 1, self.cost(node))
+            network.connect(place[node_id], place[node_id] + 1, 2 * self.cost(node) + (node_id >= self.forward))
             if self._is_start(node):
                 network.connect(source, place[node_id], INFINITE)
             for operand in self._operands(node_id):
@@ -137,9 +138,9 @@ class Partition:
         return frozenset(self._viewed(i) for i in order if place[i] + 1 in near and place[i] not in near)
 
     def _viewed(self, node_id: int) -> int:
-        """The value that ``node_id`` is a view of."""
+        """The value that ``node_id`` is a view of, unless that value itself is there anyway."""
         node = self.nodes[node_id]
-        while node.op == "reindex" and (self.available is None or node.inputs[0] in self.available):
+        while node.op == "reindex" and node.id not in self.stored and self.available is None:
             node = self.nodes[node.inputs[0]]
         return node.id
 

@@ -11,7 +11,7 @@ from fusedsl.graph.graph import Graph, Node
 
 
 def prune(graph: Graph, outputs: Sequence[int]) -> Graph:
-    """The graph that computes only the nodes ``outputs``; it takes all arguments of ``graph``, whose sizes it may read."""
+    """The graph that computes only the nodes ``outputs``. All arguments stay: sizes are read from them."""
     wanted = {*graph.inputs, *graph.scalars}
     stack = list(outputs)
     while stack:

@@ -228,26 +228,27 @@ class Single:
 class ShiftedSum:
     """The exchange of a maximum and the sum of exponentials shifted by it. -inf everywhere gives what eager gives, NaN."""
 
-    def __init__(self, e: Emitter, joint: Joint, mask: str | None) -> None:
+    def __init__(self, e: Emitter, joint: Joint) -> None:
         self.e, self.joint = e, joint
-        first, second = e.graph[joint.first], e.graph[joint.second]
-        self.names = first.name, second.name
-        infinity = e.constant("INF", float("inf"))
-        self.lowest = f"-{infinity}"
+        self.names = e.graph[joint.first].name, e.graph[joint.second].name
+        self.lowest = f"-{e.constant('INF', float('inf'))}"
         self.exp = "fast_exp" if approximate_text(e.graph, e.graph[joint.inner]) else "exp"
-        variable = e.value(joint.source)
-        text = variable.text
-        if mask is not None:
-            text = e.fresh(f"{first.name}_row")
-            e.line(f"{text} = where({mask}, {variable.text}, {self.lowest})")
-        e.comment(first)
-        self.top, self.shift = e.fresh(f"{first.name}_part"), e.fresh(f"{first.name}_shift")
-        self.local, self.part = e.fresh(f"{second.name}_terms"), e.fresh(f"{second.name}_part")
-        e.line(f"{self.top} = tile_max({text})")
+        self.top = self.shift = self.part = self.local = self.thread_shift = ""
+
+    def start(self, maximum: str) -> str:
+        """Shift by the thread's own maximum (the text of a tile); gives the text to subtract."""
+        e = self.e
+        self.top, self.shift = e.fresh(f"{self.names[0]}_part"), e.fresh(f"{self.names[0]}_shift")
+        e.line(f"{self.top} = tile_max({maximum})")
         e.line(f"{self.shift} = {self.finite(self.top)}")
-        e.line(f"{self.local} = {self.exp}({text} - {self.shift})")
-        e.line(f"{self.part} = tile_sum({self.local})")
         self.thread_shift = self.shift
+        return self.shift
+
+    def fold(self, terms: str, *, keep: bool = False) -> None:
+        """Sum the thread's exponentials; ``keep`` them for the results."""
+        self.part = self.e.fresh(f"{self.names[1]}_part")
+        self.e.line(f"{self.part} = tile_sum({terms})")
+        self.local = terms if keep else ""
 
     @property
     def values(self) -> tuple[tuple[str, str], ...]:
@@ -279,9 +280,11 @@ class ShiftedSum:
 
     def finish(self) -> None:
         e, joint = self.e, self.joint
+        total = e.fresh(self.names[1])
+        e.line(f"{total} = where({self.top} == {self.lowest}, {e.constant('NAN', float('nan'))}, {self.part})")
         e.define(joint.first, Variable(self.top))
-        e.define(joint.second, Variable(self.part))
-        if len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs:
+        e.define(joint.second, Variable(total))
+        if self.local and (len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs):
             name = e.fresh(e.graph[joint.inner].name)
             e.line(f"{name} = {self.local} * {self.exp}({self.thread_shift} - {self.top})")
             e.define(joint.inner, Variable(name, True, True))
@@ -290,17 +293,22 @@ class ShiftedSum:
 class Moments:
     """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements."""
 
-    def __init__(self, e: Emitter, joint: Joint) -> None:
-        self.e, self.joint = e, joint
+    def __init__(self, e: Emitter, joint: Joint, count: str) -> None:
+        """``count``: text of the number of elements a thread holds."""
+        self.e, self.joint, self.count = e, joint, count
         self.names = e.graph[joint.inner].name, e.graph[joint.second].name
-        variable = e.value(joint.source)
-        e.comment(e.graph[joint.first])
-        self.count = e.tile.numel
-        self.mean, self.squares = e.fresh(f"{self.names[0]}_part"), e.fresh(f"{self.names[1]}_part")
-        centred = e.fresh(f"{self.names[0]}_centred")
-        e.line(f"{self.mean} = tile_sum({variable.text}) * {1.0 / self.count!r}")
-        e.line(f"{centred} = {variable.text} - {self.mean}")
-        e.line(f"{self.squares} = tile_sum({centred} * {centred})")
+        self.mean = self.squares = ""
+
+    def start(self, total: str) -> str:
+        """Take the mean of the thread's own elements, of which ``total`` is a tile of sums; gives its text."""
+        self.mean = self.e.fresh(f"{self.names[0]}_part")
+        self.e.line(f"{self.mean} = tile_sum({total}) / {self.count}")
+        return self.mean
+
+    def fold(self, terms: str, *, keep: bool = False) -> None:
+        """Sum the squares about the thread's own mean."""
+        self.squares = self.e.fresh(f"{self.names[1]}_part")
+        self.e.line(f"{self.squares} = tile_sum({terms})")
 
     @property
     def values(self) -> tuple[tuple[str, str], ...]:
@@ -314,8 +322,8 @@ class Moments:
         offset = e.fresh(f"{self.names[0]}_offset")
         e.line(f"{mean} = warp_sum({self.mean}, {width}) * {1.0 / width!r}")
         e.line(f"{offset} = {self.mean} - {mean}")
-        e.line(f"{squares} = warp_sum({self.squares} + {offset} * {offset} * {self.count}, {width})")
-        self.mean, self.squares, self.count = mean, squares, self.count * width
+        e.line(f"{squares} = warp_sum({self.squares} + {offset} * {offset} * ({self.count}), {width})")
+        self.mean, self.squares, self.count = mean, squares, f"{self.count} * {width}"
 
     def across(self, texts: tuple[str, ...], count: int) -> None:
         e = self.e
@@ -324,17 +332,21 @@ class Moments:
         e.line(f"{means} = {texts[0]}")
         e.line(f"{mean} = tile_sum({means}) * {1.0 / count!r}")
         e.line(f"{offset} = {means} - {mean}")
-        e.line(f"{squares} = tile_sum({texts[1]} + {offset} * {offset} * {self.count})")
-        self.mean, self.squares, self.count = mean, squares, self.count * count
+        e.line(f"{squares} = tile_sum({texts[1]} + {offset} * {offset} * ({self.count}))")
+        self.mean, self.squares, self.count = mean, squares, f"{self.count} * {count}"
 
     def finish(self) -> None:
+        """The sum, the function's own mean (its divisor may be any number), and the squares about that one."""
         e, joint = self.e, self.joint
-        e.define(joint.inner, Variable(self.mean))
-        e.define(joint.second, Variable(self.squares))
-        if len(e.graph.users()[joint.first]) > 1 or joint.first in e.graph.outputs:
-            name = e.fresh(e.graph[joint.first].name)
-            e.line(f"{name} = {self.mean} * {e.extent(len(e.space.axes) - 1)}")
-            e.define(joint.first, Variable(name))
+        count = e.extent(len(e.space.axes) - 1)
+        total = e.fresh(e.graph[joint.first].name)
+        e.line(f"{total} = {self.mean} * {count}")
+        e.define(joint.first, Variable(total))
+        mean = e.value(joint.inner)
+        offset, squares = e.fresh(f"{self.names[0]}_offset"), e.fresh(self.names[1])
+        e.line(f"{offset} = {self.mean} - {mean.text}")
+        e.line(f"{squares} = {self.squares} + {offset} * {offset} * {count}")
+        e.define(joint.second, Variable(squares))
 
 
 def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int) -> None:
@@ -401,7 +413,12 @@ def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster:
                 slot = f"cluster_rank() * {warps} + warp()"
                 e.line(f"remote_store_async({array}, {slot}, {text}, lane(), arrived, {index})")
     e.line(f"mbarrier_wait(arrived, {index}, 0)")
+    count = warps * cluster
     for item, arrays in zip(items, scratches, strict=True):
-        count = warps * cluster
-        item.across(tuple(f"shared_load({array}, 0, {count})" for array in arrays), count)
+        if count <= 32:
+            item.across(tuple(f"shared_load({array}, 0, {count})" for array in arrays), count)
+        else:
+            share = count // 32
+            item.across(tuple(f"shared_load({array}, lane() * {share}, {share})" for array in arrays), share)
+            item.in_warp(32, final=True)
         item.finish()

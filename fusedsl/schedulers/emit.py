@@ -493,11 +493,6 @@ class Emitter:
         if self.known(node_id) is None and node_id not in self._raw[-1]:
             self._raw[-1][node_id] = self._load_raw(self.graph[node_id])
 
-    def hold(self, node_id: int, text: str) -> None:
-        """In this scope the variable ``text`` holds an input's tile as it lies in memory."""
-        batch, vector = self.varies(node_id)
-        self._raw[-1][node_id] = Variable(text, batch, vector)
-
     def zero_padded(self, node_id: int) -> bool:
         """True if padding makes the value 0: masked loads give 0, and these ops keep it."""
         node = self.graph[node_id]

@@ -21,6 +21,7 @@ from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
 from fusedsl.schedulers.combine import (
+    Accumulator,
     Exchange,
     Moments,
     Reducer,
@@ -30,7 +31,7 @@ from fusedsl.schedulers.combine import (
     combine_in_cluster,
     prepare_cluster,
 )
-from fusedsl.schedulers.emit import Emitter, TileShape, dtype_marker
+from fusedsl.schedulers.emit import Emitter, TileShape, Variable, dtype_marker
 from fusedsl.schedulers.joint import Joint, find_joint
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least
 
@@ -107,7 +108,6 @@ class _RowWriter:
         self.reductions: Reductions = find_reductions(problem.graph)
         self.header = (f"{problem.graph.name}: {scheduler}", str(params))
         self.rows = self.space.size(self.space.kept)
-        self.ahead: dict[int, str] = {}
 
     def emitter(self, name: str) -> Emitter:
         last = len(self.space.axes) - 1
@@ -128,7 +128,7 @@ class _RowWriter:
                 smem_bytes = self.copy_row(e)
             bounds = self.share(e)
             for stage in self.reductions.stages:
-                self.stream_stage(e, stage, bounds)
+                self.combine(e, [Single(r, a) for r, a in self.stream_pass(e, list(stage), bounds)])
             self.stream_outputs(e, bounds)
         self.row_outputs(e)
         blocks = -(-self.rows // p.rows) * p.cluster
@@ -169,49 +169,12 @@ class _RowWriter:
                 vector = e.constant("VECTOR", p.vector)
                 e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
         e.line("async_commit()")
-        self.load_ahead(e)
         if p.cluster > 1:
             prepare_cluster(e, [self.round_bytes(list(s)) for s in self.reductions.stages], p.threads // 32, p.cluster)
         e.line("async_wait(0)")
         for node_id, base in copies:
             e.reader[node_id] = lambda node_id=node_id, base=base: self.read_shared(e, node_id, names[node_id], base)
         return offset
-
-    def weights(self) -> tuple[int, ...]:
-        """Inputs that are one packed vector along the row."""
-        last = len(self.space.axes) - 1
-        graph = self.problem.graph
-        return tuple(i for i in graph.inputs if self.space.strides[i] == (0,) * last + (1,) and graph.users()[i])
-
-    def load_ahead(self, e: Emitter) -> None:
-        """Load the first tile of every weight while the row is under way; the loop over outputs loads one tile ahead."""
-        weights = self.weights()
-        if not weights:
-            return
-        first = "begin" if self.params.cluster > 1 else "0"
-        column = f"thread_x() * {e.constant('VECTOR', self.params.vector)}"
-        e.line(f"ahead = {column}" if first == "0" else f"ahead = {first} + {column}")
-        for node_id in weights:
-            self.ahead[node_id] = e.fresh(f"{e.graph[node_id].name}_next")
-            self.load_next(e, node_id)
-
-    def load_next(self, e: Emitter, node_id: int) -> None:
-        """Load the tile of a weight at ``ahead``."""
-        end = "end" if self.params.cluster > 1 else e.extent(len(self.space.axes) - 1)
-        batch, step = e.constant("BATCH", self.params.batch), e.constant("STEP", self.params.step)
-        vector = e.constant("VECTOR", self.params.vector)
-        e.line(f"{self.ahead[node_id]} = load({e.pointer(node_id)}, ahead, {end} - ahead, {batch}, {step}, {vector}, 0)")
-
-    def step_ahead(self, e: Emitter) -> None:
-        """Take the tiles loaded ahead and load the next ones."""
-        if not self.ahead:
-            return
-        e.line(f"ahead = col + {e.constant('CHUNK', self.params.tile)}")
-        for node_id, name in self.ahead.items():
-            held = e.fresh(f"{e.graph[node_id].name}_raw")
-            e.line(f"{held} = {name}")
-            self.load_next(e, node_id)
-            e.hold(node_id, held)
 
     def slot(self, e: Emitter, node_id: int, base: int) -> str:
         """Index of the thread's columns in the shared copy of an input."""
@@ -264,9 +227,14 @@ class _RowWriter:
                     e.store(node_id)
 
     def rounds(self) -> list[list[int | Joint]]:
-        """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible."""
+        """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible.
+
+        Only rows in registers use joint pairs: in shared memory their registers cost a resident block, which is slower.
+        """
         joints = {j.second: j for j in find_joint(self.problem.graph) if j.kind == "shifted" or self.params.exact}
         joints = {s: j for s, j in joints.items() if _is_float32(self.problem.graph, j)}
+        if self.problem.numerics == "eager":
+            joints = {}  # eager torch rounds between the two
         firsts = {j.first for j in joints.values()}
         found: dict[int, list[int | Joint]] = {}
         for node_id in self.reductions.nodes:
@@ -290,10 +258,28 @@ class _RowWriter:
     def exchange(self, e: Emitter, entry: int | Joint) -> Exchange:
         """The thread's part of a reduction or a joint pair of a row in registers."""
         if isinstance(entry, Joint):
-            return ShiftedSum(e, entry, self.mask(e)) if entry.kind == "shifted" else Moments(e, entry)
+            item = self.joint(e, entry)
+            first, second = Reducer(e, e.graph[entry.first]), Reducer(e, e.graph[entry.second])
+            count = e.constant("TILE", e.tile.numel)
+            standin = item.start(first.operand(count, self.mask(e)))
+            with e.block():
+                e.define(self.stands_for(entry), Variable(standin))
+                terms = second.operand(count, self.mask(e))
+            item.fold(terms, keep=True)
+            return item
         reducer = Reducer(e, e.graph[entry])
         operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
         return Single(reducer, reducer.once(operand, self.positions(e, reducer)))
+
+    def joint(self, e: Emitter, entry: Joint) -> ShiftedSum | Moments:
+        """The exchange of a joint pair, before the thread's part is known."""
+        if entry.kind == "shifted":
+            return ShiftedSum(e, entry)
+        return Moments(e, entry, str(e.tile.numel))
+
+    def stands_for(self, entry: Joint) -> int:
+        """The node that a thread's own maximum or mean stands in for while it takes its part of the second reduction."""
+        return entry.first if entry.kind == "shifted" else entry.inner
 
     def combine(self, e: Emitter, items: list[Exchange]) -> None:
         """Reduce over the threads of a row, in a block or a cluster."""
@@ -333,27 +319,25 @@ class _RowWriter:
         batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
         return f"iota({batch}, {step}, {e.constant('VECTOR', e.tile.vector)}, int64) + ({base}col)"
 
-    def stream_stage(
-        self, e: Emitter, stage: tuple[int, ...], bounds: tuple[str, str] | None = None
-    ) -> list[Single]:
+    def stream_pass(
+        self, e: Emitter, nodes: list[int], bounds: tuple[str, str] | None
+    ) -> list[tuple[Reducer, Accumulator]]:
+        """Pass over the row and accumulate some reductions, a tile of partial results each."""
         count = e.constant("TILE", e.tile.numel)
-        e.hoist(stage)
-        reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
+        e.hoist(nodes)
+        reducers = [Reducer(e, e.graph[node_id]) for node_id in nodes]
         accumulators = [reducer.start(count) for reducer in reducers]
         with self.loops(e, bounds) as base:
             for reducer, accumulator in zip(reducers, accumulators, strict=True):
                 operand = reducer.operand(count, self.mask(e))
                 reducer.step(accumulator, operand, self.positions(e, reducer, base))
-        items = [Single(r, a) for r, a in zip(reducers, accumulators, strict=True)]
-        self.combine(e, list(items))
-        return items
+        return list(zip(reducers, accumulators, strict=True))
 
     def stream_outputs(self, e: Emitter, bounds: tuple[str, str] | None) -> None:
         outputs = self.full_outputs()
         if outputs:
             e.hoist(outputs)
             with self.live(e), self.loops(e, bounds):
-                self.step_ahead(e)
                 for node_id in outputs:
                     e.store(node_id)
 
@@ -399,7 +383,8 @@ class _RowWriter:
         e.line(f"begin = block_y() * {share}")
         e.line(f"end = min(begin + {share}, {e.extent(first)})")
         stage = self.reductions.stages[0]
-        partials = self.stream_stage(e, stage, ("begin", "end"))
+        partials = [Single(r, a) for r, a in self.stream_pass(e, list(stage), ("begin", "end"))]
+        self.combine(e, list(partials))
         workspaces: list[Workspace] = []
         rows = e.integer("rows", self.rows)
         row = "row" if self.space.kept else "0"

@@ -82,6 +82,11 @@ FORMS = {
     "rows, registers": (inner_persistent, rows, RowParams(32, 2, 8, 1, exact=True)),
     "rows, registers, masked, over warps": (inner_persistent, normed_rows, RowParams(64, 1, 2, 2)),
     "rows, registers, projected": (inner_persistent, rows, RowParams(32, 2, 8, 1, exact=True, project=True)),
+    "rows, registers, cluster": (
+        inner_persistent,
+        lambda: rows(2048),
+        RowParams(64, 1, 8, 2, exact=True, cluster=2),
+    ),
     "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared", prefetch=False)),
     "rows, shared memory, cluster": (
         inner_persistent,

@@ -44,7 +44,12 @@ def sum_of_what_was_summed(x):
     return (x - x.sum(-1, keepdim=True)).sum(-1)
 
 
-def broadcast_to_fill(x):
+def weighted_by_place_twice(x):
+    place = torch.arange(x.shape[1], device=x.device)
+    return ((x * place).sum(-1, keepdim=True) * place).sum(-1)
+
+
+def summed_over_an_expanded_sum(x):
     return (x.sum(-1, keepdim=True).expand(x.shape) * 1.5).sum(-1)
 
 
@@ -109,7 +114,8 @@ SQUARE = meta(32, 32)
         ("reduction", column_softmax, [X], "persistent_buffer"),
         ("reduction", sum_of_what_was_summed, [X], "persistent_buffer"),
         ("reduction", sum_beside_row, [X], "row_output"),
-        ("reduction", broadcast_to_fill, [X], "post_reduction_broadcast"),
+        ("reduction", weighted_by_place_twice, [meta(64, 32, dtype=torch.int64)], "post_reduction_broadcast"),
+        ("reduction", summed_over_an_expanded_sum, [X], "unmapped_multi_reduction"),
         ("reduction", both_sums, [X], "unmapped_multi_reduction"),
         ("reduction", sum_and_another, [X, meta(5, 7)], "output_dim_not_covered"),
         ("reduction", sum_plus_transposed, [SQUARE], "self_mapping"),
