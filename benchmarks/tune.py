@@ -80,12 +80,22 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         many = batch * base.vector > 32
         if columns >= 65536 and not 32 <= batch * base.vector <= 64:
             continue
-        for rows, prefetch, project in itertools.product((1, 2), (True,) if many else (True, False), (True, False) if many else (False,)):
+        switches = ((True,), (True, False)) if many else ((True, False), (False,))
+        for rows, prefetch, project in itertools.product((1, 2), *switches):
             if rows > 1 and threads * rows > 128:
                 continue
             for blocks in (None,):
                 yield RowParams(
-                    threads, rows, base.vector, batch, "register", True, prefetch, project, cluster=cluster, min_blocks=blocks
+                    threads,
+                    rows,
+                    base.vector,
+                    batch,
+                    "register",
+                    True,
+                    prefetch,
+                    project,
+                    cluster=cluster,
+                    min_blocks=blocks,
                 )
 
 
@@ -93,14 +103,13 @@ def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
     """Rows in shared memory: block sizes, accesses in flight, clusters."""
     cluster = max(columns // 16384, 1)
     clusters = {cluster, min(2 * cluster, 16)} if columns > 8192 else {1}
-    for threads, batch, cluster in itertools.product((128, 256, 512), (1, 2), sorted(clusters)):
+    for threads, batch, cluster in itertools.product((128, 256), (1, 2), sorted(clusters)):
         tile = threads * batch * base.vector * cluster
         tiles = -(-columns // tile)
         if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
             continue
         exact = tiles * tile == columns
-        for resident in (None,):
-            blocks = resident // threads if resident else None
+        for blocks in (None, *(5, 6) * (threads == 256)):
             yield RowParams(
                 threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster, min_blocks=blocks
             )
@@ -132,7 +141,7 @@ def candidates(name: str, columns: int, base: Any) -> list[Any]:
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
     elif base.storage == "register":
-        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if 4096 <= columns else ())]
+        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 4096 else ())]
     elif base.storage == "shared":
         found = [*row_candidates(columns, base), *shared_candidates(columns, base)]
     else:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 import torch
+from torch.autograd import forward_ad
 from typing_extensions import ParamSpec, Self
 
 from fusedsl.arguments import check_arguments, is_fake
+from fusedsl.compiled import call_in_graph, register
 from fusedsl.dispatch import MISS, Dispatcher
 from fusedsl.explain import Explanation, backward_graph, compile_call, explain_call, plan_call
 from fusedsl.frontend.trace import check_function
@@ -39,6 +41,11 @@ class FusedFunction(Generic[P, R]):
     class, and may be called from many threads. CUDA tensors run on the current stream of their device, without any
     synchronisation; CPU tensors run the same kernels in the interpreter.
 
+    Tensors that require grad get their gradients through PyTorch's autograd, with kernels too. Autocast changes nothing
+    inside: dtypes are those that the function gives without it. Under forward-mode differentiation
+    (``torch.autograd.forward_ad``) and while torch traces (``torch.compile``, ``torch.export``, ``torch.jit.trace``) the
+    plain function is run.
+
     Args:
         fn: the plain function.
         options: how to fuse it.
@@ -49,11 +56,17 @@ class FusedFunction(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], options: Options) -> None:
         assert isinstance(fn, types.FunctionType)
         self._dispatcher = Dispatcher(fn, options)
+        self._number = register(self._dispatcher)
         self.options = options
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
+            if torch.compiler.is_exporting():
+                return self.__wrapped__(*args, **kwargs)
+            values = self._dispatcher.bind(*args, **kwargs)
+            return call_in_graph(self._number, values, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
+        if forward_ad._current_level >= 0:
             return self.__wrapped__(*args, **kwargs)
         dispatcher = self._dispatcher
         values = dispatcher.bind(*args, **kwargs)

@@ -155,7 +155,7 @@ class Derivative:
 
     def _bind(self, tensors: Sequence[Tensor], device: torch.device) -> Run:
         plain = self.programs.find(tensors, device)
-        run = self._recorded(plain, tensors, device) if self.recorded else plain
+        run = self._recorded(plain, tensors, device) if self.recorded else _unrecorded(plain)
         return self._with_views(run) if self.views else run
 
     def _recorded(self, plain: Run, tensors: Sequence[Tensor], device: torch.device) -> Run:
@@ -180,6 +180,16 @@ class Derivative:
             return [found[place] for place in order]
 
         return with_views
+
+
+def _unrecorded(run: Run) -> Run:
+    """Run without recording what eager torch does inside."""
+
+    def unrecorded(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return run(tensors, scalars)
+
+    return unrecorded
 
 
 def _is_kept(source: Source) -> bool:

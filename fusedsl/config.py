@@ -101,7 +101,7 @@ class Config:
     interpret_arch: str = _setting(
         "FUSEDSL_INTERPRET_ARCH", "H200", str, 'a GPU\'s name ("A100", "H100", "H200") or sm_NN'
     )
-    warm_up: bool = _setting("FUSEDSL_WARM_UP", True, _flag, "True or False (1 or 0)")
+    warm_up: bool = _setting("FUSEDSL_WARM_UP", False, _flag, "True or False (1 or 0)")
     max_cached_calls: int = _setting("FUSEDSL_MAX_CACHED_CALLS", 1024, int, "an int, at least 1")
 
     def __attrs_post_init__(self) -> None:

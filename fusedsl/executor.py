@@ -7,6 +7,7 @@ launch compiled kernels on the current stream; CPU tensors run the same plan in 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -167,6 +168,8 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
 
 # step by step: the interpreter, and programs with eager calls ------------------------------------------------------
 
+_NOTHING = contextlib.nullcontext()
+
 #: A segment at call time: reads and writes the slots (tensors, then numbers).
 Step = Callable[[list[Any]], None]
 
@@ -213,7 +216,10 @@ def _views_step(frame: Frame) -> Step:
 
 
 def _eager_step(frame: Frame, segment: Segment) -> Step:
-    """A part of the graph in eager torch; results are copied where a later kernel was planned for another layout."""
+    """A part of the graph in eager torch; results are copied where a later kernel was planned for another layout.
+
+    The dtypes of the graph hold, so autocast is off.
+    """
     graph, origin, sizes = segment.graph, segment.origin, segment.problem.sizes()
     operands = picker([frame.tensors[origin[node_id]] for node_id in graph.inputs])
     numbers = picker([frame.scalars[origin[node_id], None] for node_id in graph.scalars])
@@ -221,7 +227,10 @@ def _eager_step(frame: Frame, segment: Segment) -> Step:
     layouts = [frame.program.allocations.get(node_id) for node_id in outputs_of(segment)]
 
     def step(slots: list[Any]) -> None:
-        found = evaluate(graph, operands(slots), numbers(slots), sizes=sizes)
+        tensors = operands(slots)
+        kind = tensors[0].device.type if tensors else "cpu"
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING:
+            found = evaluate(graph, tensors, numbers(slots), sizes=sizes)
         for place, layout, tensor in zip(places, layouts, found, strict=True):
             slots[place] = tensor if layout is None else _conform(tensor, layout)
 

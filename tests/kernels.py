@@ -28,8 +28,10 @@ from fusedsl.schedulers.base import Launch
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 
-#: Functions of libdevice that keep a small table in local memory for huge arguments.
+#: Functions of libdevice that keep a small table in local memory for huge arguments; in float64 that is a call, around
+#: which the assembler may store a register or two.
 _WITH_TABLES = frozenset({"sin", "cos", "tan"})
+_AROUND_A_CALL_BYTES = 16
 
 #: Beginnings of the names of the kernel language that need sm_90.
 _HOPPER = ("bulk_", "cluster_", "mbarrier", "remote_")
@@ -118,14 +120,15 @@ class Report:
 def check(path: Path) -> list[str]:
     """Compile one kernel of the folder for every architecture that has what it uses; what is wrong with it.
 
-    A kernel must assemble with no spill, no local memory (but for that of ``_WITH_TABLES``) and no C75xx warning
-    (serialised asynchronous instructions).
+    A kernel must assemble with no spill, no local memory and no C75xx warning (serialised asynchronous instructions).
+    Local memory is expected of ``_WITH_TABLES`` and of float64 arithmetic, whose division is a call.
     """
     fields = json.loads(path.read_text(encoding="utf-8"))
     origin = fields.pop("origin")
     source = KernelSource(**{**fields, "signature": tuple(fields["signature"])})
     names = {node.id for node in ast.walk(ast.parse(source.text)) if isinstance(node, ast.Name)}
     tables = bool(names & _WITH_TABLES)
+    double = "float64" in names or any(parameter.endswith("float64") for parameter in source.signature)
     failures = []
     for arch in ARCHITECTURES[any(name.startswith(_HOPPER) for name in names) :]:
         try:
@@ -133,7 +136,8 @@ def check(path: Path) -> list[str]:
         except CompilationError as error:
             failures.append(f"{arch}: {error}\n{origin}")
             continue
-        if kernel.spill_bytes or (kernel.local_bytes and not tables) or "C75" in kernel.log:
+        spilled = kernel.spill_bytes > (_AROUND_A_CALL_BYTES if tables and double else 0)
+        if spilled or (kernel.local_bytes and not (tables or double)) or "C75" in kernel.log:
             failures.append(
                 f"{arch}: {kernel.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory\n"
                 f"{kernel.log}\n{source.threads} threads, min_blocks {source.min_blocks}\n{origin}"

@@ -34,7 +34,7 @@ def remember(maxsize: int) -> Callable[[Callable[Concatenate[Graph, P], R]], Cal
     def decorate(fn: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
         @functools.lru_cache(maxsize)
         def cached(same: _Same, *args: Hashable) -> R:
-            return fn(same.graph, *args)  # type: ignore[arg-type]
+            return fn(same.graph, *args)  # type: ignore[arg-type, call-arg]
 
         @functools.wraps(fn)
         def call(graph: Graph, /, *args: P.args, **kwargs: P.kwargs) -> R:

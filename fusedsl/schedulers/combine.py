@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -186,18 +187,17 @@ class Reducer:
 
 
 class Exchange(Protocol):
-    """A reduction, or a joint pair, on its way from every thread's tile to the row's result.
+    """A reduction, or a joint pair, on its way from every thread's tile to the row's result."""
 
-    ``values`` are the (dtype marker, text) of what a thread, then a warp, hands on.
-    """
-
-    values: tuple[tuple[str, str], ...]
+    @property
+    def values(self) -> tuple[tuple[str, str], ...]:
+        """The (dtype marker, text) of what a thread, then a warp, hands on."""
 
     def in_warp(self, width: int, *, final: bool) -> None:
         """All-reduce among ``width`` lanes; ``final``: this is the row's result."""
 
-    def across(self, texts: tuple[str, ...], count: int) -> None:
-        """Merge the partial results of ``count`` warps, given as the text of one tile a value."""
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+        """Merge ``count`` partial results from ``first`` on in shared arrays, one a value; the row's begin at ``base``."""
 
     def finish(self) -> None:
         """From here on the results are known."""
@@ -218,7 +218,8 @@ class Single:
     def in_warp(self, width: int, *, final: bool) -> None:
         self.accumulator = self.reducer.warp(self.reducer.fold(self.accumulator, None, final=final), width)
 
-    def across(self, texts: tuple[str, ...], count: int) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+        texts = [f"shared_load({array}, {first}, {count})" for array in arrays]
         self.accumulator = self.reducer.fold(Accumulator(*texts), None, final=True)
 
     def finish(self) -> None:
@@ -226,7 +227,7 @@ class Single:
 
 
 class ShiftedSum:
-    """The exchange of a maximum and the sum of exponentials shifted by it. -inf everywhere gives what eager gives, NaN."""
+    """The exchange of a maximum and the sum of exponentials shifted by it. -inf everywhere gives NaN, as in eager."""
 
     def __init__(self, e: Emitter, joint: Joint) -> None:
         self.e, self.joint = e, joint
@@ -244,11 +245,11 @@ class ShiftedSum:
         self.thread_shift = self.shift
         return self.shift
 
-    def fold(self, terms: str, *, keep: bool = False) -> None:
-        """Sum the thread's exponentials; ``keep`` them for the results."""
+    def fold(self, terms: str) -> None:
+        """Sum the thread's exponentials, a tile that is kept for the results."""
         self.part = self.e.fresh(f"{self.names[1]}_part")
         self.e.line(f"{self.part} = tile_sum({terms})")
-        self.local = terms if keep else ""
+        self.local = terms
 
     @property
     def values(self) -> tuple[tuple[str, str], ...]:
@@ -268,14 +269,15 @@ class ShiftedSum:
         e.line(f"{part} = warp_sum({scaled}, {width})" if width > 1 else f"{part} = {scaled}")
         self.top, self.shift, self.part = top, shift, part
 
-    def across(self, texts: tuple[str, ...], count: int) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
         e = self.e
         tops, top, shift = e.fresh(f"{self.names[0]}_all"), e.fresh(self.names[0]), e.fresh(f"{self.names[0]}_shift")
         part = e.fresh(self.names[1])
-        e.line(f"{tops} = {texts[0]}")
+        e.line(f"{tops} = shared_load({arrays[0]}, {first}, {count})")
         e.line(f"{top} = tile_max({tops})")
         e.line(f"{shift} = {self.finite(top)}")
-        e.line(f"{part} = tile_sum({texts[1]} * {self.exp}({tops} - {shift}))")
+        sums = f"shared_load({arrays[1]}, {first}, {count})"
+        e.line(f"{part} = tile_sum({sums} * {self.exp}({tops} - {shift}))")
         self.top, self.shift, self.part = top, shift, part
 
     def finish(self) -> None:
@@ -284,67 +286,82 @@ class ShiftedSum:
         e.line(f"{total} = where({self.top} == {self.lowest}, {e.constant('NAN', float('nan'))}, {self.part})")
         e.define(joint.first, Variable(self.top))
         e.define(joint.second, Variable(total))
-        if self.local and (len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs):
+        if len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs:
             name = e.fresh(e.graph[joint.inner].name)
             e.line(f"{name} = {self.local} * {self.exp}({self.thread_shift} - {self.top})")
             e.define(joint.inner, Variable(name, True, True))
 
 
 class Moments:
-    """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements."""
+    """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements.
+
+    A thread takes its elements about a pilot, the mean of its first tile, in one pass: the pilot lies among them, so the
+    squares about the mean lose nothing to cancellation. What is handed on is the pilot, the mean's distance from it, and
+    the squares; means are merged as distances from one common pilot.
+    """
 
     def __init__(self, e: Emitter, joint: Joint, count: str) -> None:
         """``count``: text of the number of elements a thread holds."""
         self.e, self.joint, self.count = e, joint, count
         self.names = e.graph[joint.inner].name, e.graph[joint.second].name
-        self.mean = self.squares = ""
+        self.pilot = self.shift = self.squares = ""
 
-    def start(self, total: str) -> str:
-        """Take the mean of the thread's own elements, of which ``total`` is a tile of sums; gives its text."""
-        self.mean = self.e.fresh(f"{self.names[0]}_part")
-        self.e.line(f"{self.mean} = tile_sum({total}) / {self.count}")
-        return self.mean
+    def start(self, tile: str) -> str:
+        """Take the pilot from the thread's first tile; gives its text."""
+        self.pilot = self.e.fresh(f"{self.names[0]}_pilot")
+        self.e.line(f"{self.pilot} = tile_sum({tile}) * {1.0 / self.e.tile.numel!r}")
+        return self.pilot
 
-    def fold(self, terms: str, *, keep: bool = False) -> None:
-        """Sum the squares about the thread's own mean."""
-        self.squares = self.e.fresh(f"{self.names[1]}_part")
-        self.e.line(f"{self.squares} = tile_sum({terms})")
+    def fold(self, sums: str, squares: str) -> None:
+        """Sum the thread's distances from the pilot and their squares, tiles both."""
+        e = self.e
+        self.shift, self.squares = e.fresh(f"{self.names[0]}_part"), e.fresh(f"{self.names[1]}_part")
+        e.line(f"{self.shift} = tile_sum({sums}) / {self.count}")
+        e.line(f"{self.squares} = tile_sum({squares}) - {self.shift} * {self.shift} * {self.count}")
 
     @property
     def values(self) -> tuple[tuple[str, str], ...]:
-        return ("float32", self.mean), ("float32", self.squares)
+        return ("float32", self.pilot), ("float32", self.shift), ("float32", self.squares)
 
     def in_warp(self, width: int, *, final: bool) -> None:
         if width == 1:
             return
         e = self.e
-        mean, squares = (e.fresh(n if final else f"{n}_warp") for n in self.names)
-        offset = e.fresh(f"{self.names[0]}_offset")
-        e.line(f"{mean} = warp_sum({self.mean}, {width}) * {1.0 / width!r}")
-        e.line(f"{offset} = {self.mean} - {mean}")
-        e.line(f"{squares} = warp_sum({self.squares} + {offset} * {offset} * ({self.count}), {width})")
-        self.mean, self.squares, self.count = mean, squares, f"{self.count} * {width}"
+        leader = "0" if width == 32 else f"lane() // {width} * {width}"
+        pilot, distance = e.fresh(f"{self.names[0]}_base"), e.fresh(f"{self.names[0]}_distance")
+        e.line(f"{pilot} = shuffle_index({self.pilot}, {leader})")
+        e.line(f"{distance} = {self.pilot} - {pilot} + {self.shift}")
+        self._merge(pilot, distance, self.squares, lambda text: f"warp_sum({text}, {width})", width)
 
-    def across(self, texts: tuple[str, ...], count: int) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
         e = self.e
-        means, offset = e.fresh(f"{self.names[0]}_all"), e.fresh(f"{self.names[0]}_offset")
-        mean, squares = (e.fresh(n) for n in self.names)
-        e.line(f"{means} = {texts[0]}")
-        e.line(f"{mean} = tile_sum({means}) * {1.0 / count!r}")
-        e.line(f"{offset} = {means} - {mean}")
-        e.line(f"{squares} = tile_sum({texts[1]} + {offset} * {offset} * ({self.count}))")
-        self.mean, self.squares, self.count = mean, squares, f"{self.count} * {count}"
+        pilot, distance = e.fresh(f"{self.names[0]}_base"), e.fresh(f"{self.names[0]}_distance")
+        pilots, shifts, squares = (f"shared_load({array}, {first}, {count})" for array in arrays)
+        e.line(f"{pilot} = shared_load({arrays[0]}, {base}, 1)")
+        e.line(f"{distance} = {pilots} - {pilot} + {shifts}")
+        self._merge(pilot, distance, squares, lambda text: f"tile_sum({text})", count)
+
+    def _merge(self, pilot: str, distance: str, squares: str, total: Callable[[str], str], parts: int) -> None:
+        """Merge equally large parts whose means lie ``distance`` from the pilot; ``total`` is the text that adds parts up."""
+        e = self.e
+        shift, offset = e.fresh(f"{self.names[0]}_shift"), e.fresh(f"{self.names[0]}_offset")
+        merged = e.fresh(f"{self.names[1]}_merged")
+        e.line(f"{shift} = {total(distance)} * {1.0 / parts!r}")
+        e.line(f"{offset} = {distance} - {shift}")
+        e.line(f"{merged} = {total(f'{squares} + {offset} * {offset} * ({self.count})')}")
+        self.pilot, self.shift, self.squares, self.count = pilot, shift, merged, f"{self.count} * {parts}"
 
     def finish(self) -> None:
         """The sum, the function's own mean (its divisor may be any number), and the squares about that one."""
         e, joint = self.e, self.joint
         count = e.extent(len(e.space.axes) - 1)
-        total = e.fresh(e.graph[joint.first].name)
-        e.line(f"{total} = {self.mean} * {count}")
+        total, exact = e.fresh(e.graph[joint.first].name), e.fresh(f"{self.names[0]}_exact")
+        e.line(f"{exact} = {self.pilot} + {self.shift}")
+        e.line(f"{total} = {exact} * {count}")
         e.define(joint.first, Variable(total))
         mean = e.value(joint.inner)
         offset, squares = e.fresh(f"{self.names[0]}_offset"), e.fresh(self.names[1])
-        e.line(f"{offset} = {self.mean} - {mean.text}")
+        e.line(f"{offset} = {exact} - {mean.text}")
         e.line(f"{squares} = {self.squares} + {offset} * {offset} * {count}")
         e.define(joint.second, Variable(squares))
 
@@ -367,7 +384,7 @@ def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int)
         e.line("barrier()")
         first = "0" if rows == 1 else f"thread_y() * {warps}"
         for item, arrays in zip(items, scratches, strict=True):
-            item.across(tuple(f"shared_load({array}, {first}, {warps})" for array in arrays), warps)
+            item.across(arrays, first, warps, first)
     for item in items:
         item.finish()
 
@@ -416,9 +433,9 @@ def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster:
     count = warps * cluster
     for item, arrays in zip(items, scratches, strict=True):
         if count <= 32:
-            item.across(tuple(f"shared_load({array}, 0, {count})" for array in arrays), count)
+            item.across(arrays, "0", count, "0")
         else:
             share = count // 32
-            item.across(tuple(f"shared_load({array}, lane() * {share}, {share})" for array in arrays), share)
+            item.across(arrays, f"lane() * {share}", share, "0")
             item.in_warp(32, final=True)
         item.finish()

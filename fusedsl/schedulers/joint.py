@@ -3,8 +3,8 @@
 
 * A maximum and a sum of exponentials shifted by it (softmax): each thread shifts by its own maximum and the sums are
   rescaled when they meet (online normaliser calculation, Milakov and Gimelshein 2018).
-* A sum and the sum of squares about the mean: each thread takes the moments of its own elements in two passes and they
-  are merged pairwise (Chan, Golub and LeVeque 1983). Threads must hold equally many elements.
+* A sum and the sum of squares about the mean: each thread takes the moments of its own elements about a pilot in one
+  pass, and they are merged (Chan, Golub and LeVeque 1983). Threads must hold equally many elements.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ over the blocks of a cluster. *Stream*: each stage passes over global memory. A 
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, ExitStack
 from typing import Literal
 
@@ -127,8 +128,8 @@ class _RowWriter:
             if p.storage == "shared":
                 smem_bytes = self.copy_row(e)
             bounds = self.share(e)
-            for stage in self.reductions.stages:
-                self.combine(e, [Single(r, a) for r, a in self.stream_pass(e, list(stage), bounds)])
+            for entries in self.rounds():
+                self.stream_round(e, entries, bounds)
             self.stream_outputs(e, bounds)
         self.row_outputs(e)
         blocks = -(-self.rows // p.rows) * p.cluster
@@ -170,10 +171,10 @@ class _RowWriter:
                 e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
         e.line("async_commit()")
         if p.cluster > 1:
-            prepare_cluster(e, [self.round_bytes(list(s)) for s in self.reductions.stages], p.threads // 32, p.cluster)
+            prepare_cluster(e, [self.round_bytes(r) for r in self.rounds()], p.threads // 32, p.cluster)
         e.line("async_wait(0)")
         for node_id, base in copies:
-            e.reader[node_id] = lambda node_id=node_id, base=base: self.read_shared(e, node_id, names[node_id], base)
+            e.reader[node_id] = functools.partial(self.read_shared, e, node_id, names[node_id], base)
         return offset
 
     def slot(self, e: Emitter, node_id: int, base: int) -> str:
@@ -210,9 +211,9 @@ class _RowWriter:
             e.line(f"begin = cluster_rank() * {e.constant('PART', p.tile)}")
         self.locate_column(e, "begin" if p.cluster > 1 else None)
         for node_id in e.graph.inputs:
-            if (p.prefetch or all(self.space.strides[node_id])) and self.space.strides[node_id][last]:
-                if e.graph.users()[node_id]:
-                    e.prefetch(node_id)
+            early = p.prefetch or all(self.space.strides[node_id])
+            if early and self.space.strides[node_id][last] and e.graph.users()[node_id]:
+                e.prefetch(node_id)
         rounds = self.rounds()
         if p.cluster > 1:
             prepare_cluster(e, [self.round_bytes(r) for r in rounds], p.threads // 32, p.cluster)
@@ -229,9 +230,12 @@ class _RowWriter:
     def rounds(self) -> list[list[int | Joint]]:
         """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible.
 
-        Only rows in registers use joint pairs: in shared memory their registers cost a resident block, which is slower.
+        Exponentials are kept in registers between the two, so rows in shared memory do not use that pair; moments need all
+        threads to hold equally many elements.
         """
-        joints = {j.second: j for j in find_joint(self.problem.graph) if j.kind == "shifted" or self.params.exact}
+        p = self.params
+        usable = {"shifted": p.storage == "register", "moments": p.exact and p.storage != "stream"}
+        joints = {j.second: j for j in find_joint(self.problem.graph) if usable[j.kind]}
         joints = {s: j for s, j in joints.items() if _is_float32(self.problem.graph, j)}
         if self.problem.numerics == "eager":
             joints = {}  # eager torch rounds between the two
@@ -250,36 +254,69 @@ class _RowWriter:
     def round_bytes(self, entries: list[int | Joint]) -> int:
         """Bytes a warp sends in a round."""
         graph = self.problem.graph
-        sizes = [
-            8 if isinstance(x, Joint) else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize for x in entries
-        ]
-        return sum(sizes)
+        joint_bytes = {"shifted": 8, "moments": 12}
+        return sum(
+            joint_bytes[x.kind]
+            if isinstance(x, Joint)
+            else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize
+            for x in entries
+        )
 
     def exchange(self, e: Emitter, entry: int | Joint) -> Exchange:
         """The thread's part of a reduction or a joint pair of a row in registers."""
         if isinstance(entry, Joint):
-            item = self.joint(e, entry)
-            first, second = Reducer(e, e.graph[entry.first]), Reducer(e, e.graph[entry.second])
-            count = e.constant("TILE", e.tile.numel)
-            standin = item.start(first.operand(count, self.mask(e)))
-            with e.block():
-                e.define(self.stands_for(entry), Variable(standin))
-                terms = second.operand(count, self.mask(e))
-            item.fold(terms, keep=True)
-            return item
+            return self.shifted(e, entry) if entry.kind == "shifted" else self.moments(e, entry)
         reducer = Reducer(e, e.graph[entry])
         operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
         return Single(reducer, reducer.once(operand, self.positions(e, reducer)))
 
-    def joint(self, e: Emitter, entry: Joint) -> ShiftedSum | Moments:
-        """The exchange of a joint pair, before the thread's part is known."""
-        if entry.kind == "shifted":
-            return ShiftedSum(e, entry)
-        return Moments(e, entry, str(e.tile.numel))
+    def shifted(self, e: Emitter, entry: Joint) -> ShiftedSum:
+        """The thread's part of a maximum and a sum of exponentials: the thread's own maximum stands in for the row's."""
+        item = ShiftedSum(e, entry)
+        count = e.constant("TILE", e.tile.numel)
+        own = item.start(Reducer(e, e.graph[entry.first]).operand(count, self.mask(e)))
+        with e.block():
+            e.define(entry.first, Variable(own))
+            terms = Reducer(e, e.graph[entry.second]).operand(count, self.mask(e))
+        item.fold(terms)
+        return item
 
-    def stands_for(self, entry: Joint) -> int:
-        """The node that a thread's own maximum or mean stands in for while it takes its part of the second reduction."""
-        return entry.first if entry.kind == "shifted" else entry.inner
+    def moments(self, e: Emitter, entry: Joint) -> Moments:
+        """The thread's part of a mean and the squares about it, of a tile."""
+        item = Moments(e, entry, str(e.tile.numel))
+        tile = e.value(entry.source).text
+        pilot = item.start(tile)
+        distance = e.fresh(f"{e.graph[entry.inner].name}_from_pilot")
+        e.line(f"{distance} = {tile} - {pilot}")
+        item.fold(distance, f"{distance} * {distance}")
+        return item
+
+    def stream_round(self, e: Emitter, entries: list[int | Joint], bounds: tuple[str, str] | None) -> None:
+        """One exchange: a pass for the single reductions, another for each pair of moments."""
+        singles = [entry for entry in entries if not isinstance(entry, Joint)]
+        items: list[Exchange] = [Single(r, a) for r, a in self.stream_pass(e, singles, bounds)] if singles else []
+        items += [self.stream_moments(e, entry, bounds) for entry in entries if isinstance(entry, Joint)]
+        self.combine(e, items)
+
+    def stream_moments(self, e: Emitter, entry: Joint, bounds: tuple[str, str] | None) -> Moments:
+        """The thread's part of a mean and the squares about it, in one pass."""
+        held = self.space.axes[-1].extent // (self.params.threads * self.params.cluster)
+        item = Moments(e, entry, e.integer("held", held))
+        e.hoist([entry.source])
+        with e.block():
+            self.locate_column(e, bounds[0] if bounds else None)
+            pilot = item.start(e.value(entry.source).text)
+        name = e.graph[entry.inner].name
+        sums, squares, distance = (e.fresh(f"{name}_{part}") for part in ("sums", "squares", "from_pilot"))
+        for text in (sums, squares):
+            e.line(f"{text} = full({e.constant('TILE', e.tile.numel)}, 0, float32)")
+        with self.loops(e, bounds):
+            tile = e.value(entry.source).text
+            e.line(f"{distance} = {tile} - {pilot}")
+            e.line(f"{sums} = {sums} + {distance}")
+            e.line(f"{squares} = {squares} + {distance} * {distance}")
+        item.fold(sums, squares)
+        return item
 
     def combine(self, e: Emitter, items: list[Exchange]) -> None:
         """Reduce over the threads of a row, in a block or a cluster."""

@@ -479,6 +479,47 @@ def test_what_has_no_gradient_says_so() -> None:
         assert noisy(x).shape == (3, 4)
 
 
+# modes of torch ----------------------------------------------------------------------------------------------------
+
+
+def test_forward_mode_sees_the_plain_function() -> None:
+    x, tangent = torch.randn(3, 5), torch.randn(3, 5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        _, found = torch.autograd.forward_ad.unpack_dual(softmax(dual))
+        _, expected = torch.autograd.forward_ad.unpack_dual(F.softmax(dual, -1))
+    assert expected is not None
+    torch.testing.assert_close(found, expected)
+
+
+def test_autocast_changes_nothing_inside(device: str) -> None:
+    @fusedsl.fuse
+    def project(x: Tensor, w: Tensor) -> Tensor:
+        return F.softmax(torch.tanh(x) @ w, -1)
+
+    x, w, seed = leaf(3, 5, device=device), leaf(5, 4, device=device), torch.randn(3, 4, device=device)
+    expected = project.reference(x, w)
+    for _ in range(2):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            found = project(x, w)
+            assert found.dtype is torch.float32
+            gradients_found = torch.autograd.grad(found, (x, w), seed)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        wanted = torch.autograd.grad(expected, (x, w), seed, retain_graph=True)
+        torch.testing.assert_close(gradients_found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_eager_call_that_is_not_recorded(device: str) -> None:
+    @fusedsl.fuse
+    def stopped(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cumsum(x, -1)
+
+    x = leaf(3, 5, device=device)
+    assert not stopped(x).requires_grad
+    torch.testing.assert_close(stopped(x), torch.cumsum(x.detach(), -1))
+
+
 # threads, devices ------------------------------------------------------------------------------------------------
 
 
