@@ -42,9 +42,9 @@ class FusedFunction(Generic[P, R]):
     synchronisation; CPU tensors run the same kernels in the interpreter.
 
     Tensors that require grad get their gradients through PyTorch's autograd, with kernels too. Autocast changes nothing
-    inside: dtypes are those that the function gives without it. Under forward-mode differentiation
-    (``torch.autograd.forward_ad``) and while torch traces (``torch.compile``, ``torch.export``, ``torch.jit.trace``) the
-    plain function is run.
+    inside: dtypes are those that the function gives without it. In ``torch.compile`` a call is a custom op where ops
+    can express it (:mod:`fusedsl.compiled`). Otherwise, under forward-mode differentiation
+    (``torch.autograd.forward_ad``), in ``torch.export`` and in ``torch.jit.trace`` the plain function is run.
 
     Args:
         fn: the plain function.
@@ -56,7 +56,7 @@ class FusedFunction(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], options: Options) -> None:
         assert isinstance(fn, types.FunctionType)
         self._dispatcher = Dispatcher(fn, options)
-        self._number = register(self._dispatcher)
+        self._label = register(self._dispatcher)
         self.options = options
         functools.update_wrapper(self, fn)
 
@@ -65,7 +65,7 @@ class FusedFunction(Generic[P, R]):
             if torch.compiler.is_exporting():
                 return self.__wrapped__(*args, **kwargs)
             values = self._dispatcher.bind(*args, **kwargs)
-            return call_in_graph(self._number, values, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
+            return call_in_graph(self._label, values, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
         if forward_ad._current_level >= 0:
             return self.__wrapped__(*args, **kwargs)
         dispatcher = self._dispatcher

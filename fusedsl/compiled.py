@@ -8,8 +8,9 @@ dtypes and strides; it also notes how results are packed, which Dynamo asks for 
 another op, ``fusedsl::pull_back``.
 
 A call is expressed so if its arguments are tensors, numbers, and containers of them, and the function has no free
-variables, reads no tensor from elsewhere, draws no random numbers and returns no view of an argument. Dynamo sees the
-plain function otherwise. Ops name functions by their text, so compiled graphs may be cached and shared by processes.
+variables, reads no tensor from elsewhere, draws no random numbers, runs nothing in eager torch and returns no view of
+an argument. Dynamo sees the plain function otherwise, and in ``torch.export``. Ops name functions by their text, so
+compiled graphs may be cached and shared by processes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fusedsl.dispatch import Dispatcher, TraceEntry
 from fusedsl.frontend.records import OutputInput, OutputStatic, OutputValue
 from fusedsl.frontend.source import capture
 from fusedsl.gradients import ForwardInput, IncomingGradient, Source
+from fusedsl.gradients.views import is_reshape
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.span import FuseError
@@ -66,21 +68,21 @@ class Site:
 
 _NUMBERS = itertools.count()
 
-#: All functions by number; what compiled graphs name: functions with the templates of their arguments, gradients.
-DISPATCHERS: weakref.WeakValueDictionary[int, Dispatcher] = weakref.WeakValueDictionary()
+#: All functions by label; what compiled graphs name: functions with the templates of their arguments, gradients.
+DISPATCHERS: weakref.WeakValueDictionary[str, Dispatcher] = weakref.WeakValueDictionary()
 SITES: dict[str, Site] = {}
 PULLBACKS: dict[str, tuple[Site, TraceEntry, Derivative]] = {}
 
 
-def register(dispatcher: Dispatcher) -> int:
-    """Give a function a number by which the code that Dynamo reads finds it."""
-    number = next(_NUMBERS)
-    DISPATCHERS[number] = dispatcher
-    return number
+def register(dispatcher: Dispatcher) -> str:
+    """Give a function a label by which the code that Dynamo reads finds it (a number it might take for a variable)."""
+    label = f"function {next(_NUMBERS)}"
+    DISPATCHERS[label] = dispatcher
+    return label
 
 
 def constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo call a function while it compiles, as ``torch.compiler.assume_constant_result`` (which imports it)."""
+    """``torch.compiler.assume_constant_result``, which would import Dynamo: call it while compiling."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -88,11 +90,11 @@ def constant(function: Callable[..., Any]) -> Callable[..., Any]:
 # at compile time, read by Dynamo -----------------------------------------------------------------------------------
 
 
-def call_in_graph(number: int, values: tuple[Any, ...], plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_in_graph(label: str, values: tuple[Any, ...], plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The result of a call, as a custom op where that can be.
 
     Args:
-        number: of the function in ``DISPATCHERS``.
+        label: of the function in ``DISPATCHERS``.
         values: the bound arguments.
         plain: the plain function.
         args: of the call.
@@ -102,7 +104,7 @@ def call_in_graph(number: int, values: tuple[Any, ...], plain: Callable[..., Any
     ints: list[int] = []
     floats: list[float] = []
     template = take_apart(values, tensors, ints, floats)
-    site = site_of(number, template) if template is not None and tensors else ""
+    site = site_of(label, template) if template is not None and tensors else ""
     if site == "":
         return plain(*args, **kwargs)
     wanted = []
@@ -152,9 +154,9 @@ def fill(template: Template, holes: dict[str, Any]) -> Any:
 
 
 @constant
-def site_of(number: int, template: Template) -> str:
+def site_of(label: str, template: Template) -> str:
     """What a compiled graph calls a function with such arguments; empty if it cannot."""
-    dispatcher = DISPATCHERS[number]
+    dispatcher = DISPATCHERS[label]
     fn = dispatcher.fn
     if fn.__closure__:
         return ""
@@ -245,9 +247,10 @@ def _hint(number: int) -> int:
 def _result(entry: TraceEntry, order: tuple[int, ...]) -> Template | None:
     """The template of the function's result; None if ops cannot express the call."""
     graph = entry.trace.graph
-    captured = -1 in order
-    random = any(node.op == "random" for node in graph) or any(path.root == "draw" for path in entry.trace.scalars)
-    if captured or random or any(is_view(graph, node_id) for node_id in graph.outputs):
+    captured = -1 in order or any(path.root == "draw" for path in entry.trace.scalars)
+    # Eager torch cannot differentiate inside the implementation of an op.
+    eager = any(node.op == "opaque" and not is_reshape(node) for node in graph)
+    if captured or eager or any(is_view(graph, node_id) for node_id in graph.outputs):
         return None
     return _packed(entry.trace.outputs, order)
 
@@ -361,7 +364,7 @@ def _find_pullback(name: str, ints: Sequence[int], floats: Sequence[float]) -> t
     if name not in PULLBACKS:
         raise UnknownSite(f"{name} is not known in this process", expected="a graph that was compiled in it")
     site, entry, derivative = PULLBACKS[name]
-    tensors = defaultdict(lambda: None)  # the numbers come from nowhere else
+    tensors: defaultdict[int, None] = defaultdict(lambda: None)  # the numbers come from nowhere else
     holes = {"tensor": tensors, "int": [_hint(number) for number in ints], "float": floats}
     _, scalars = entry.fetch(dict(zip(site.dispatcher.names, fill(site.template, holes), strict=True)))
     return derivative.first, derivative.first.scalars(scalars)
@@ -394,7 +397,7 @@ def _backward(ctx: Any, received: Any) -> Any:
 
         def fetch(source: Source) -> Tensor:
             if source in kept:
-                return kept[source]
+                return kept[source]  # type: ignore[no-any-return]
             given = received[source.index] if isinstance(source, IncomingGradient) else None
             shape, dtype = (ctx.outputs if isinstance(source, IncomingGradient) else ctx.inputs)[source.index]
             return torch.zeros((), dtype=dtype, device=ctx.device).expand(shape) if given is None else given

@@ -7,6 +7,7 @@ equal bits and no block ever waits for another.
 
 from __future__ import annotations
 
+from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
