@@ -3,8 +3,8 @@
 
 The key of a call holds all that a planned program assumes of its arguments: per tensor dtype, sizes, strides, device,
 alignment, whether it requires grad and whether that is recorded; the value of static arguments; only the kind of
-numbers. Lists, tuples and dicts are looked into. Of any other object only the type is held: what the trace read of it is
-guarded by the trace.
+numbers. Lists, tuples and dicts are looked into. Of any other object only the type is held: what the trace read of it
+is guarded by the trace.
 
 Building it is a good part of a cached call, so the function that does it is generated for every combination of argument
 types: straight code with no test of a type left.

@@ -197,7 +197,10 @@ class Exchange(Protocol):
         """All-reduce among ``width`` lanes; ``final``: this is the row's result."""
 
     def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
-        """Merge ``count`` partial results from ``first`` on in shared arrays, one a value; the row's begin at ``base``."""
+        """Merge ``count`` partial results from ``first`` on in shared arrays, one a value.
+
+        The row's partial results begin at ``base``.
+        """
 
     def finish(self) -> None:
         """From here on the results are known."""
@@ -295,9 +298,9 @@ class ShiftedSum:
 class Moments:
     """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements.
 
-    A thread takes its elements about a pilot, the mean of its first tile, in one pass: the pilot lies among them, so the
-    squares about the mean lose nothing to cancellation. What is handed on is the pilot, the mean's distance from it, and
-    the squares; means are merged as distances from one common pilot.
+    A thread takes its elements about a pilot, the mean of its first tile, in one pass: the pilot lies among them, so
+    the squares about the mean lose nothing to cancellation. What is handed on is the pilot, the mean's distance from
+    it, and the squares; means are merged as distances from one common pilot.
     """
 
     def __init__(self, e: Emitter, joint: Joint, count: str) -> None:
@@ -342,7 +345,7 @@ class Moments:
         self._merge(pilot, distance, squares, lambda text: f"tile_sum({text})", count)
 
     def _merge(self, pilot: str, distance: str, squares: str, total: Callable[[str], str], parts: int) -> None:
-        """Merge equally large parts whose means lie ``distance`` from the pilot; ``total`` is the text that adds parts up."""
+        """Merge equal parts whose means lie ``distance`` from the pilot; ``total`` is the text that adds parts up."""
         e = self.e
         shift, offset = e.fresh(f"{self.names[0]}_shift"), e.fresh(f"{self.names[0]}_offset")
         merged = e.fresh(f"{self.names[1]}_merged")

@@ -230,8 +230,8 @@ class _RowWriter:
     def rounds(self) -> list[list[int | Joint]]:
         """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible.
 
-        Exponentials are kept in registers between the two, so rows in shared memory do not use that pair; moments need all
-        threads to hold equally many elements.
+        Exponentials are kept in registers between the two, so rows in shared memory do not use that pair; moments need
+        all threads to hold equally many elements.
         """
         p = self.params
         usable = {"shifted": p.storage == "register", "moments": p.exact and p.storage != "stream"}
@@ -271,7 +271,7 @@ class _RowWriter:
         return Single(reducer, reducer.once(operand, self.positions(e, reducer)))
 
     def shifted(self, e: Emitter, entry: Joint) -> ShiftedSum:
-        """The thread's part of a maximum and a sum of exponentials: the thread's own maximum stands in for the row's."""
+        """The thread's part of a maximum and a sum of exponentials; its own maximum stands in for the row's."""
         item = ShiftedSum(e, entry)
         count = e.constant("TILE", e.tile.numel)
         own = item.start(Reducer(e, e.graph[entry.first]).operand(count, self.mask(e)))
