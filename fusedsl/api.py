@@ -174,8 +174,11 @@ class BoundFusedFunction:
     def __init__(self, function: FusedFunction[..., Any], instance: Any) -> None:
         self.__func__ = function
         self.__self__ = instance
-        self.__wrapped__ = types.MethodType(function.__wrapped__, instance)
         self.__doc__ = function.__doc__
+
+    @property
+    def __wrapped__(self) -> types.MethodType:
+        return types.MethodType(self.__func__.__wrapped__, self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)

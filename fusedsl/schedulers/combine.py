@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -293,80 +292,6 @@ class ShiftedSum:
             name = e.fresh(e.graph[joint.inner].name)
             e.line(f"{name} = {self.local} * {self.exp}({self.thread_shift} - {self.top})")
             e.define(joint.inner, Variable(name, True, True))
-
-
-class Moments:
-    """The exchange of a sum and the sum of squares about the mean; all threads hold equally many elements.
-
-    A thread takes its elements about a pilot, the mean of its first tile, in one pass: the pilot lies among them, so
-    the squares about the mean lose nothing to cancellation. What is handed on is the pilot, the mean's distance from
-    it, and the squares; means are merged as distances from one common pilot.
-    """
-
-    def __init__(self, e: Emitter, joint: Joint, count: str) -> None:
-        """``count``: text of the number of elements a thread holds."""
-        self.e, self.joint, self.count = e, joint, count
-        self.names = e.graph[joint.inner].name, e.graph[joint.second].name
-        self.pilot = self.shift = self.squares = ""
-
-    def start(self, tile: str) -> str:
-        """Take the pilot from the thread's first tile; gives its text."""
-        self.pilot = self.e.fresh(f"{self.names[0]}_pilot")
-        self.e.line(f"{self.pilot} = tile_sum({tile}) * {1.0 / self.e.tile.numel!r}")
-        return self.pilot
-
-    def fold(self, sums: str, squares: str) -> None:
-        """Sum the thread's distances from the pilot and their squares, tiles both."""
-        e = self.e
-        self.shift, self.squares = e.fresh(f"{self.names[0]}_part"), e.fresh(f"{self.names[1]}_part")
-        e.line(f"{self.shift} = tile_sum({sums}) / {self.count}")
-        e.line(f"{self.squares} = tile_sum({squares}) - {self.shift} * {self.shift} * {self.count}")
-
-    @property
-    def values(self) -> tuple[tuple[str, str], ...]:
-        return ("float32", self.pilot), ("float32", self.shift), ("float32", self.squares)
-
-    def in_warp(self, width: int, *, final: bool) -> None:
-        if width == 1:
-            return
-        e = self.e
-        leader = "0" if width == 32 else f"lane() // {width} * {width}"
-        pilot, distance = e.fresh(f"{self.names[0]}_base"), e.fresh(f"{self.names[0]}_distance")
-        e.line(f"{pilot} = shuffle_index({self.pilot}, {leader})")
-        e.line(f"{distance} = {self.pilot} - {pilot} + {self.shift}")
-        self._merge(pilot, distance, self.squares, lambda text: f"warp_sum({text}, {width})", width)
-
-    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
-        e = self.e
-        pilot, distance = e.fresh(f"{self.names[0]}_base"), e.fresh(f"{self.names[0]}_distance")
-        pilots, shifts, squares = (f"shared_load({array}, {first}, {count})" for array in arrays)
-        e.line(f"{pilot} = shared_load({arrays[0]}, {base}, 1)")
-        e.line(f"{distance} = {pilots} - {pilot} + {shifts}")
-        self._merge(pilot, distance, squares, lambda text: f"tile_sum({text})", count)
-
-    def _merge(self, pilot: str, distance: str, squares: str, total: Callable[[str], str], parts: int) -> None:
-        """Merge equal parts whose means lie ``distance`` from the pilot; ``total`` is the text that adds parts up."""
-        e = self.e
-        shift, offset = e.fresh(f"{self.names[0]}_shift"), e.fresh(f"{self.names[0]}_offset")
-        merged = e.fresh(f"{self.names[1]}_merged")
-        e.line(f"{shift} = {total(distance)} * {1.0 / parts!r}")
-        e.line(f"{offset} = {distance} - {shift}")
-        e.line(f"{merged} = {total(f'{squares} + {offset} * {offset} * ({self.count})')}")
-        self.pilot, self.shift, self.squares, self.count = pilot, shift, merged, f"{self.count} * {parts}"
-
-    def finish(self) -> None:
-        """The sum, the function's own mean (its divisor may be any number), and the squares about that one."""
-        e, joint = self.e, self.joint
-        count = e.extent(len(e.space.axes) - 1)
-        total, exact = e.fresh(e.graph[joint.first].name), e.fresh(f"{self.names[0]}_exact")
-        e.line(f"{exact} = {self.pilot} + {self.shift}")
-        e.line(f"{total} = {exact} * {count}")
-        e.define(joint.first, Variable(total))
-        mean = e.value(joint.inner)
-        offset, squares = e.fresh(f"{self.names[0]}_offset"), e.fresh(self.names[1])
-        e.line(f"{offset} = {exact} - {mean.text}")
-        e.line(f"{squares} = {self.squares} + {offset} * {offset} * {count}")
-        e.define(joint.second, Variable(squares))
 
 
 def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int) -> None:

@@ -114,11 +114,7 @@ def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int) -
         part_bytes = tiles * threads * batch * vector * item
         if part_bytes <= (SHARED_PART if cluster < largest else problem.device.smem_per_block_optin - 4096):
             exact = tiles * threads * batch * cluster == chunks
-            # Moments in one pass take 59 registers; 48 let a fifth block of 256 threads reside.
-            blocks = 5 if threads == 256 and len(problem.graph.inputs) == 3 else None
-            return RowParams(
-                threads, 1, vector, batch, "shared", exact, prefetch=False, cluster=cluster, min_blocks=blocks
-            )
+            return RowParams(threads, 1, vector, batch, "shared", exact, prefetch=False, cluster=cluster)
     return None
 
 

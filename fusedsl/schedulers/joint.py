@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two dependent reductions of a row that can share one exchange between threads.
 
-* A maximum and a sum of exponentials shifted by it (softmax): each thread shifts by its own maximum and the sums are
-  rescaled when they meet (online normaliser calculation, Milakov and Gimelshein 2018).
-* A sum and the sum of squares about the mean: each thread takes the moments of its own elements about a pilot in one
-  pass, and they are merged (Chan, Golub and LeVeque 1983). Threads must hold equally many elements.
+A maximum and a sum of exponentials shifted by it (softmax): each thread shifts by its own maximum and the sums are
+rescaled when they meet (online normaliser calculation, Milakov and Gimelshein 2018).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import attrs
 
@@ -22,14 +19,12 @@ class Joint:
     """A pair of reductions.
 
     Attributes:
-        kind: "shifted" or "moments".
-        first: the maximum, or the sum.
-        second: the sum of exponentials, or of squares.
-        source: the value the first reduces.
-        inner: "shifted": the exponential; "moments": the mean.
+        first: the maximum.
+        second: the sum of exponentials.
+        source: the value the maximum is taken of.
+        inner: the exponential.
     """
 
-    kind: Literal["shifted", "moments"]
     first: int
     second: int
     source: int
@@ -42,7 +37,7 @@ def find_joint(graph: Graph) -> tuple[Joint, ...]:
     found = []
     for node in graph:
         if node.op == "sum":
-            pair = _shifted(graph, node) or _moments(graph, node)
+            pair = _shifted(graph, node)
             if pair is not None:
                 found.append(pair)
     return tuple(found)
@@ -67,20 +62,4 @@ def _shifted(graph: Graph, total: Node) -> Joint | None:
     source = difference.inputs[0]
     if maximum.op != "amax" or _plain(graph, maximum.inputs[0]) != _plain(graph, source):
         return None
-    return Joint("shifted", maximum.id, total.id, maximum.inputs[0], exponential.id)
-
-
-def _moments(graph: Graph, squares: Node) -> Joint | None:
-    square = _plain(graph, squares.inputs[0])
-    if square.op != "mul" or square.inputs[0] != square.inputs[1]:
-        return None
-    centred = _plain(graph, square.inputs[0])
-    if centred.op != "sub" or not all(graph[i].is_tensor for i in centred.inputs):
-        return None
-    mean = _plain(graph, centred.inputs[1])
-    if mean.op != "div" or not graph[mean.inputs[0]].is_tensor:
-        return None
-    total = _plain(graph, mean.inputs[0])
-    if total.op != "sum" or _plain(graph, total.inputs[0]) != _plain(graph, centred.inputs[0]):
-        return None
-    return Joint("moments", total.id, squares.id, total.inputs[0], mean.id)
+    return Joint(maximum.id, total.id, maximum.inputs[0], exponential.id)

@@ -24,7 +24,6 @@ from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
 from fusedsl.schedulers.combine import (
     Accumulator,
     Exchange,
-    Moments,
     Reducer,
     ShiftedSum,
     Single,
@@ -128,8 +127,8 @@ class _RowWriter:
             if p.storage == "shared":
                 smem_bytes = self.copy_row(e)
             bounds = self.share(e)
-            for entries in self.rounds():
-                self.stream_round(e, entries, bounds)
+            for stage in self.reductions.stages:
+                self.combine(e, [Single(r, a) for r, a in self.stream_pass(e, list(stage), bounds)])
             self.stream_outputs(e, bounds)
         self.row_outputs(e)
         blocks = -(-self.rows // p.rows) * p.cluster
@@ -171,7 +170,7 @@ class _RowWriter:
                 e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
         e.line("async_commit()")
         if p.cluster > 1:
-            prepare_cluster(e, [self.round_bytes(r) for r in self.rounds()], p.threads // 32, p.cluster)
+            prepare_cluster(e, [self.round_bytes(list(s)) for s in self.reductions.stages], p.threads // 32, p.cluster)
         e.line("async_wait(0)")
         for node_id, base in copies:
             e.reader[node_id] = functools.partial(self.read_shared, e, node_id, names[node_id], base)
@@ -230,13 +229,9 @@ class _RowWriter:
     def rounds(self) -> list[list[int | Joint]]:
         """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible.
 
-        Exponentials are kept in registers between the two, so rows in shared memory do not use that pair; moments need
-        all threads to hold equally many elements.
+        The exponentials of a pair are kept in registers, so only rows in registers use pairs.
         """
-        p = self.params
-        usable = {"shifted": p.storage == "register", "moments": p.exact and p.storage != "stream"}
-        joints = {j.second: j for j in find_joint(self.problem.graph) if usable[j.kind]}
-        joints = {s: j for s, j in joints.items() if _is_float32(self.problem.graph, j)}
+        joints = {j.second: j for j in find_joint(self.problem.graph) if _is_float32(self.problem.graph, j)}
         if self.problem.numerics == "eager":
             joints = {}  # eager torch rounds between the two
         firsts = {j.first for j in joints.values()}
@@ -254,18 +249,15 @@ class _RowWriter:
     def round_bytes(self, entries: list[int | Joint]) -> int:
         """Bytes a warp sends in a round."""
         graph = self.problem.graph
-        joint_bytes = {"shifted": 8, "moments": 12}
         return sum(
-            joint_bytes[x.kind]
-            if isinstance(x, Joint)
-            else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize
+            8 if isinstance(x, Joint) else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize
             for x in entries
         )
 
     def exchange(self, e: Emitter, entry: int | Joint) -> Exchange:
         """The thread's part of a reduction or a joint pair of a row in registers."""
         if isinstance(entry, Joint):
-            return self.shifted(e, entry) if entry.kind == "shifted" else self.moments(e, entry)
+            return self.shifted(e, entry)
         reducer = Reducer(e, e.graph[entry])
         operand = reducer.operand(e.constant("TILE", e.tile.numel), self.mask(e))
         return Single(reducer, reducer.once(operand, self.positions(e, reducer)))
@@ -279,43 +271,6 @@ class _RowWriter:
             e.define(entry.first, Variable(own))
             terms = Reducer(e, e.graph[entry.second]).operand(count, self.mask(e))
         item.fold(terms)
-        return item
-
-    def moments(self, e: Emitter, entry: Joint) -> Moments:
-        """The thread's part of a mean and the squares about it, of a tile."""
-        item = Moments(e, entry, str(e.tile.numel))
-        tile = e.value(entry.source).text
-        pilot = item.start(tile)
-        distance = e.fresh(f"{e.graph[entry.inner].name}_from_pilot")
-        e.line(f"{distance} = {tile} - {pilot}")
-        item.fold(distance, f"{distance} * {distance}")
-        return item
-
-    def stream_round(self, e: Emitter, entries: list[int | Joint], bounds: tuple[str, str] | None) -> None:
-        """One exchange: a pass for the single reductions, another for each pair of moments."""
-        singles = [entry for entry in entries if not isinstance(entry, Joint)]
-        items: list[Exchange] = [Single(r, a) for r, a in self.stream_pass(e, singles, bounds)] if singles else []
-        items += [self.stream_moments(e, entry, bounds) for entry in entries if isinstance(entry, Joint)]
-        self.combine(e, items)
-
-    def stream_moments(self, e: Emitter, entry: Joint, bounds: tuple[str, str] | None) -> Moments:
-        """The thread's part of a mean and the squares about it, in one pass."""
-        held = self.space.axes[-1].extent // (self.params.threads * self.params.cluster)
-        item = Moments(e, entry, e.integer("held", held))
-        e.hoist([entry.source])
-        with e.block():
-            self.locate_column(e, bounds[0] if bounds else None)
-            pilot = item.start(e.value(entry.source).text)
-        name = e.graph[entry.inner].name
-        sums, squares, distance = (e.fresh(f"{name}_{part}") for part in ("sums", "squares", "from_pilot"))
-        for text in (sums, squares):
-            e.line(f"{text} = full({e.constant('TILE', e.tile.numel)}, 0, float32)")
-        with self.loops(e, bounds):
-            tile = e.value(entry.source).text
-            e.line(f"{distance} = {tile} - {pilot}")
-            e.line(f"{sums} = {sums} + {distance}")
-            e.line(f"{squares} = {squares} + {distance} * {distance}")
-        item.fold(sums, squares)
         return item
 
     def combine(self, e: Emitter, items: list[Exchange]) -> None:

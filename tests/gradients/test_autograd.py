@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fusedsl
+from benchmarks.timing import measure_host
 
 
 def leaf(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -598,6 +599,16 @@ def test_backward_twice_gives_the_same_bits() -> None:
     for _ in range(3):
         again = torch.autograd.grad(layer_norm(x, w, b), (x, w, b), seed)
         assert all(torch.equal(p, q) for p, q in zip(first, again, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.perf
+def test_host_time_of_a_recorded_call() -> None:
+    x, w = leaf(32, 64, device="cuda"), leaf(64, device="cuda")
+    for _ in range(10):
+        rms_norm(x, w)
+    times = measure_host({"recorded": lambda: rms_norm(x, w)}, 1000, 9)
+    assert times["recorded"].median_us <= 20.0
 
 
 # looking inside ---------------------------------------------------------------------------------------------------
