@@ -31,8 +31,8 @@ def replace_part(text: str, name: str, body: str) -> str:
 
 def kernel_text() -> str:
     """The kernel source of the example as Markdown."""
-    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
-    row = torch.empty(4096, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
+    row = torch.empty(1024, dtype=torch.bfloat16, device="meta")
     return f"```python\n{layer_norm.source(x, row, row).strip()}\n```"
 
 
