@@ -31,7 +31,7 @@ from fusedsl.schedulers import inner_persistent, pointwise, reduction
 from fusedsl.schedulers.base import IntArgument, KernelPlan, Layout, Problem, ScalarArgument, TensorArgument
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.pointwise import PointwiseParams
-from fusedsl.schedulers.rows import RowParams
+from fusedsl.schedulers.row_params import RowParams
 
 
 def make_problem(operation: Operation, arguments: tuple[Tensor, ...], result: Tensor) -> Problem:
@@ -72,7 +72,7 @@ def make_call(plan: KernelPlan, problem: Problem, arguments: tuple[Tensor, ...],
 
 
 def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
-    """Rows in registers: block sizes, clusters, rows a block, what is loaded early and what is computed again."""
+    """Rows in registers: block sizes, clusters, rows a block, what is loaded early."""
     for threads, cluster in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8, 16)):
         batch, rest = divmod(columns, threads * cluster * base.vector)
         if rest or not 8 <= batch * base.vector <= 128 or (cluster > 1 and (columns < 16384 or threads < 128)):
@@ -80,23 +80,9 @@ def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
         many = batch * base.vector > 32
         if columns >= 65536 and not 32 <= batch * base.vector <= 64:
             continue
-        switches = ((True,), (True, False)) if many else ((True, False), (False,))
-        for rows, prefetch, project in itertools.product((1, 2), *switches):
-            if rows > 1 and threads * rows > 128:
-                continue
-            for blocks in (None,):
-                yield RowParams(
-                    threads,
-                    rows,
-                    base.vector,
-                    batch,
-                    "register",
-                    True,
-                    prefetch,
-                    project,
-                    cluster=cluster,
-                    min_blocks=blocks,
-                )
+        for rows, prefetch in itertools.product((1, 2), (True,) if many else (True, False)):
+            if rows == 1 or threads * rows <= 128:
+                yield RowParams(threads, rows, base.vector, batch, "register", True, prefetch, cluster=cluster)
 
 
 def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
@@ -110,9 +96,7 @@ def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
             continue
         exact = tiles * tile == columns
         for blocks in (None, *(5, 6) * (threads == 256)):
-            yield RowParams(
-                threads, 1, base.vector, batch, "shared", exact, prefetch=False, cluster=cluster, min_blocks=blocks
-            )
+            yield RowParams(threads, 1, base.vector, batch, "shared", exact, cluster=cluster, min_blocks=blocks)
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:

@@ -26,6 +26,8 @@ from fusedsl.numba_cuda.kernel import CompiledKernel
 from fusedsl.numba_cuda.warm_up import warm_up_in_background
 from fusedsl.options import Options, make_options
 
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -62,7 +64,7 @@ class FusedFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting():
+            if _is_exporting():
                 return self.__wrapped__(*args, **kwargs)
             values = self._dispatcher.bind(*args, **kwargs)
             return call_in_graph(self._label, values, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]

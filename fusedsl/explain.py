@@ -21,7 +21,7 @@ from fusedsl.numba_cuda.launch import describe
 from fusedsl.pipeline import Program, Segment
 from fusedsl.programs import device_of, layout_of, properties_of
 from fusedsl.schedulers.base import Layout
-from fusedsl.schedulers.rows import RowParams
+from fusedsl.schedulers.row_params import RowParams
 
 
 def _indent(text: str, by: str = "  ") -> str:
@@ -86,8 +86,6 @@ def _kept_in(params: RowParams) -> str:
     """Where a row kernel keeps what it needs again."""
     blocks = "" if params.cluster == 1 else f" of {params.cluster} blocks"
     match params.storage:
-        case "register" if params.project:
-            return f"arguments of 16 bits stay packed in registers{blocks}, all else is computed again"
         case "register":
             return f"the row stays in registers{blocks} as computed"
         case "shared":

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -21,9 +22,8 @@ from typing import Any
 
 import attrs
 
-from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.kernel import KernelSource
-from fusedsl.numba_cuda.linker import CompilationError
+from fusedsl.numba_cuda.linker import CompilationError, link, read_log
 from fusedsl.schedulers.base import Launch
 
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -129,20 +129,25 @@ def check(path: Path) -> list[str]:
     names = {node.id for node in ast.walk(ast.parse(source.text)) if isinstance(node, ast.Name)}
     tables = bool(names & _WITH_TABLES)
     double = "float64" in names or any(parameter.endswith("float64") for parameter in source.signature)
+    architectures = ARCHITECTURES[any(name.startswith(_HOPPER) for name in names) :]
     failures = []
-    for arch in ARCHITECTURES[any(name.startswith(_HOPPER) for name in names) :]:
-        try:
-            kernel = compile_kernel(source, arch)
-        except CompilationError as error:
-            failures.append(f"{arch}: {error}\n{origin}")
-            continue
-        spilled = kernel.spill_bytes > (_AROUND_A_CALL_BYTES if tables and double else 0)
-        if spilled or (kernel.local_bytes and not (tables or double)) or "C75" in kernel.log:
-            failures.append(
-                f"{arch}: {kernel.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory\n"
-                f"{kernel.log}\n{source.threads} threads, min_blocks {source.min_blocks}\n{origin}"
-            )
+    try:
+        for arch, log in logs(source, architectures).items():
+            used = read_log(log)
+            spilled = used.spill_bytes > (_AROUND_A_CALL_BYTES if tables and double else 0)
+            if spilled or (used.local_bytes and not (tables or double)) or "C75" in log:
+                failures.append(f"{arch}\n{log}\n{source.threads} threads, min_blocks {source.min_blocks}\n{origin}")
+    except CompilationError as error:
+        failures.append(f"{error}\n{origin}")
     return failures
+
+
+def logs(source: KernelSource, architectures: Iterable[str]) -> dict[str, str]:
+    """The assembler's log for every architecture; the text is lowered once, since no lowering looks at it."""
+    from fusedsl.numba_cuda.build import link_options, lower, make_ltoir  # imports numba
+
+    lowered = lower(source, ARCHITECTURES[0])
+    return {arch: link(source.name, make_ltoir(lowered, arch), link_options(arch))[1] for arch in architectures}
 
 
 def assemble(folder: Path, processes: int | None = None) -> Report:

@@ -58,14 +58,14 @@ def test_a_right_kernel_has_no_failures(tmp_path: Path) -> None:
 def test_a_kernel_that_spills_is_found(tmp_path: Path) -> None:
     text = TEXT.replace("SIZE = 4", "SIZE = 256").replace("x * 2", "x * 2 + where(tile_max(x) > x, x, exp(x))")
     found = failures(tmp_path, attrs.evolve(SOURCE, text=text, max_registers=32))
-    assert [failure.split(":")[0] for failure in found] == ["sm_80", "sm_90a"]
-    assert "bytes spilled" in found[0]
+    assert [failure.split("\n")[0] for failure in found] == ["sm_80", "sm_90a"]
+    assert "bytes spill stores" in found[0]
     assert "# user.py:3" in found[0]
 
 
 def test_a_kernel_that_does_not_compile_is_found(tmp_path: Path) -> None:
     found = failures(tmp_path, attrs.evolve(SOURCE, text=TEXT.replace("x * 2", "x * unknown")))
-    assert ["unknown" in failure for failure in found] == [True, True]
+    assert ["unknown" in failure for failure in found] == [True]
 
 
 def test_kernels_that_need_hopper_are_not_assembled_for_older_chips(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def read_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Any, name: st
         return _captured_attribute(tr, frame, node, owner, name)
     if isinstance(owner, Super):
         return _super_attribute(tr, frame, node, owner, name)
+    if isinstance(owner, type) and owner in tr.captures.classes and not is_trusted(owner.__module__):
+        return _class_member(tr, frame, node, owner, name)
     if isinstance(owner, (Function, Method)):
         if name in ("__name__", "__qualname__"):
             return getattr(getattr(owner, "function", owner), "name", owner.name if isinstance(owner, Function) else "")
@@ -154,6 +156,18 @@ def _captured_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Captured
         return Method(function, tr.captures.wrap(item.__self__, path.attribute("__self__")))
     if isinstance(value, types.ModuleType) and is_trusted(value.__name__):
         return item
+    return tr.captures.wrap(item, path)
+
+
+def _class_member(tr: Tracer, frame: Frame, node: ast.AST, owner: type, name: str) -> Any:
+    """An attribute of a class of the user's; its methods are functions with text."""
+    try:
+        item = getattr(owner, name)
+    except AttributeError:
+        tr.fail(MissingAttribute, frame, node, found=describe(owner), name=name, hint=_suggest(owner, name))
+    path = tr.captures.classes[owner].attribute(name)
+    if isinstance(item, types.MethodType):
+        return Method(tr.captures.wrap(item.__func__, path.attribute("__func__")), owner)
     return tr.captures.wrap(item, path)
 
 

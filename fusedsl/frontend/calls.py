@@ -43,6 +43,8 @@ _REFUSED_INPLACE = {
     "swapaxes_",
 }
 _REFUSED_INPLACE |= {"as_strided_", "swapdims_", "rename_", "share_memory_", "apply_", "map_", "put_", "retain_grad_"}
+#: Methods that take a device.
+_MOVES = ("to", "cpu", "cuda")
 _FILLS: dict[str, Callable[..., Any]] = {"zero_": torch.zeros_like, "fill_": torch.full_like}
 _PLAIN_TYPES = (str, bytes, list, tuple, dict, set, frozenset, int, float, bool, complex, slice, range)
 _PURE_MODULES = ("math", "_operator", "operator", "itertools", "builtins", "collections")
@@ -74,11 +76,32 @@ def call(tr: Tracer, frame: Frame, node: ast.AST, callee: Any, args: Args, kwarg
 
 def _call_method(tr: Tracer, frame: Frame, node: ast.AST, method: TensorMethod, args: Args, kwargs: Kwargs) -> Any:
     owner, name = method.owner, method.name
+    if name in _MOVES:
+        name, args, kwargs = "to", *_without_device(tr, frame, node, name, args, kwargs)
     if name in TENSOR_QUERIES:
         return TENSOR_QUERIES[name](tr, frame, node, owner, *args, **kwargs)
     if name.endswith("_") and not name.endswith("__"):
         return _call_inplace(tr, frame, node, name, owner, args, kwargs)
     return _operation(tr, frame, node, lookup_method(name), getattr(torch.Tensor, name, None), (owner, *args), kwargs)
+
+
+def _without_device(
+    tr: Tracer, frame: Frame, node: ast.AST, name: str, args: Args, kwargs: Kwargs
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of ``to`` for a move to the device where all tensors of the function are anyway."""
+    rest, named = list(args), dict(kwargs)
+    place = named.pop("device", None)
+    if name != "to":
+        place, rest = rest[0] if rest else place, rest[1:]
+        place = name if place is None else place
+    elif rest and isinstance(rest[0], (torch.device, str)):
+        place = rest.pop(0)
+    if place is not None:
+        wanted, here = torch.device(place), tr.device
+        if wanted.type != here.type or wanted.index not in (None, here.index):
+            reason = f"it moves a tensor from {here} to {wanted}"
+            tr.fail(UnsupportedOperation, frame, node, name=f".{name}", reason=reason)
+    return rest, named
 
 
 def _operation(

@@ -52,6 +52,7 @@ class Captures:
         tensors: path of each graph input, in order.
         scalars: path of each scalar input, in order.
         examples: node id of a graph input -> the tensor seen while tracing.
+        classes: where each captured class was found.
         where: ``file:line`` of what is being traced, for the guards' reasons.
         module: globals of the fused function.
     """
@@ -63,6 +64,7 @@ class Captures:
         self.tensors: list[AccessPath] = []
         self.scalars: list[AccessPath] = []
         self.examples: dict[int, torch.Tensor] = {}
+        self.classes: dict[type, AccessPath] = {}
         self._inputs: dict[AccessPath, TensorValue] = {}
         self._scalar_paths: dict[int, AccessPath] = {}
         self._input_paths: dict[int, AccessPath] = {}
@@ -190,6 +192,8 @@ class Captures:
         """
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path)
+        if isinstance(value, type):
+            self.classes.setdefault(value, path)
         if isinstance(value, (*_IDENTICAL, enum.Enum, type)):
             self.guard(path, "is", value, f"{path} is {_show(value)}")
             return value

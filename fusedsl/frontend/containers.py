@@ -44,6 +44,9 @@ def read_item(tr: Tracer, frame: Frame, node: ast.AST, value: Any, key: Any) -> 
     key = _static_key(tr, key)
     if isinstance(value, Captured):
         contained = isinstance(value.value, (list, tuple, dict, *_MODULE_LISTS))
+        if isinstance(value.value, (nn.ParameterDict, nn.ModuleDict)) and isinstance(key, str):
+            item = tr.run_static(frame, node, operator.getitem, value.value, key)
+            return tr.captures.wrap(item, value.path.item(key))
         if contained and not isinstance(key, slice) and not isinstance(key, SYMBOLIC):
             item = tr.run_static(frame, node, operator.getitem, value.value, key)
             return tr.captures.wrap(item, value.path.item(key))

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from fusedsl.frontend.callables import ScalarValue, TensorValue
@@ -48,6 +49,9 @@ def call_opaque(
     tr.at(frame, node)
     tr.builder.span = frame.source.span(node)
     template, values = make_template(_plain(tr, args), _plain(tr, kwargs), is_value)
+    if kwargs.get("device") is None and not any(isinstance(value, TensorValue) for value in values):
+        # A factory: its result is where the arguments are.
+        template = attrs.evolve(template, kwargs=(*(x for x in template.kwargs if x[0] != "device"), ("device", tr.device)))
     template, values = _fix_numbers(tr, template, values)
     bad = next((v for v in _leaves(template) if isinstance(v, SYMBOLIC)), None)
     if bad is not None:
@@ -103,7 +107,7 @@ class _Run:
                 self._refuse("its result is complex")
             if result.layout is not torch.strided:
                 self._refuse("its result is sparse")
-        return results, single, list if isinstance(seen, list) else tuple
+        return results, single, type(seen) if type(seen).__module__ == "torch.return_types" else _plain_kind(seen)
 
     def _shapes(self, results: list[torch.Tensor]) -> list[tuple[Extent, ...]]:
         shapes = self._match(results)
@@ -209,6 +213,10 @@ class _Run:
 
     def _refuse(self, reason: str) -> None:
         self.tr.fail(UnsupportedOperation, self.frame, self.node, name=self.name, reason=reason)
+
+
+def _plain_kind(seen: Any) -> type:
+    return list if isinstance(seen, list) else tuple
 
 
 def _fix_numbers(tr: Tracer, template: CallTemplate, values: Sequence[Any]) -> tuple[CallTemplate, tuple[Any, ...]]:

@@ -173,6 +173,8 @@ class _Evaluation:
     def _opaque(self, node: Node) -> Any:
         operands = [self._narrow(self.values[i], self.graph[i]) for i in node.inputs]
         args, kwargs = node.attribute("call").fill(operands)
+        if self.device.type == "meta" and kwargs.get("device") is not None:
+            kwargs["device"] = self.device
         result = resolve_function(node.attribute("function"))(*args, **kwargs)
         return self._result(result, node) if isinstance(result, torch.Tensor) else result
 

@@ -14,7 +14,6 @@ from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
 from fusedsl.schedulers.combine import Accumulator, Reducer
 from fusedsl.schedulers.emit import Emitter, TileShape
-from fusedsl.schedulers.rows import locate
 from fusedsl.schedulers.space import iteration_space
 
 
@@ -80,7 +79,7 @@ class _ColumnWriter:
             count = e.integer("column_blocks", -(-self.space.axes[self.last].extent // self.params.columns))
             e.line(f"block = umod(block_x(), {count})")
             e.line(f"outer = udiv(block_x(), {count})")
-            locate(e, self.outer, "outer")
+            e.locate(self.outer, "outer")
             block = "block"
         vector = e.constant("VECTOR", self.params.vector)
         e.line(f"col = {block} * {columns} + thread_x()" + (f" * {vector}" if self.params.vector > 1 else ""))

@@ -11,8 +11,9 @@ import torch
 from fusedsl.graph.graph import Node
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.approximations import approximate_text
-from fusedsl.schedulers.emit import Emitter, Variable, dtype_marker
+from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.joint import Joint
+from fusedsl.schedulers.text import dtype_marker
 
 
 @attrs.frozen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes kernel text for a segment: parameters, offsets, loads, elementwise lines and stores.
+"""Writes what stands inside the loops of a kernel: offsets, loads, elementwise lines and stores.
 
 The schedulers decide the loop structure and call an :class:`Emitter` for what stands inside. A value in the text is a
 register tile of ``batch x vector`` elements (see :class:`TileShape`); values that do not vary along one of the two tile
@@ -9,29 +9,18 @@ axes are smaller tiles and are widened where they meet larger ones.
 from __future__ import annotations
 
 import contextlib
-import keyword
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 import torch
 
-from fusedsl.graph.graph import Graph, Node
+from fusedsl.graph.graph import Node
 from fusedsl.graph.ops import OPS, Kind
-from fusedsl.graph.types import compute_dtype, dtype_name
-from fusedsl.numba_cuda.kernel import KernelSource
+from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.approximations import approximate_text
-from fusedsl.schedulers.base import (
-    Argument,
-    IntArgument,
-    Launch,
-    ScalarArgument,
-    TensorArgument,
-    WorkspaceArgument,
-)
 from fusedsl.schedulers.numbers import numbered_text
 from fusedsl.schedulers.space import IterationSpace
+from fusedsl.schedulers.text import KernelText, dtype_marker
 
 
 @attrs.frozen
@@ -66,266 +55,58 @@ class Variable:
     vector: bool = False
 
 
-#: Names of the kernel language that a user's variable must not shadow, besides Python's keywords. The kernel language
-#: itself is looked up in the text's globals, so any local of the same name would hide it.
-_RESERVED = frozenset(
-    [
-        "boolean",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "range",
-        "INF",
-        "NAN",
-        "thread_x",
-        "thread_y",
-        "thread_z",
-        "block_x",
-        "block_y",
-        "block_z",
-        "grid_x",
-        "grid_y",
-        "grid_z",
-        "lane",
-        "warp",
-        "udiv",
-        "umod",
-        "udiv32",
-        "umod32",
-        "load",
-        "load_stream",
-        "store",
-        "store_stream",
-        "load_strided",
-        "load_strided_stream",
-        "store_strided",
-        "store_strided_stream",
-        "chunk_mask",
-        "repeat",
-        "spread",
-        "gather",
-        "scatter",
-        "iota",
-        "full",
-        "cast",
-        "bitcast",
-        "where",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "abs_",
-        "sign",
-        "floor",
-        "ceil",
-        "trunc",
-        "round_",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "erfinv",
-        "lgamma",
-        "digamma",
-        "pow_",
-        "fmod",
-        "remainder",
-        "atan2",
-        "hypot",
-        "copysign",
-        "nextafter",
-        "isnan",
-        "isinf",
-        "isfinite",
-        "signbit",
-        "fma",
-        "barrier",
-        "shared",
-        "dynamic_shared",
-        "shared_load",
-        "shared_store",
-        "warp_barrier",
-        "fence_gpu",
-        "atomic_add",
-        "row",
-        "col",
-        "rows",
-        "limit",
-        "valid",
-        "live",
-        "begin",
-        "end",
-        "start",
-        "share",
-        "parts",
-        "part",
-        "kept",
-        "place",
-        "slot",
-        "line",
-        "block",
-        "outer",
-        "stop",
-        "column_blocks",
-        "min",
-        "max",
-        "random_uniform",
-    ]
-)
-_RESERVED_PREFIXES = (
-    "async_",
-    "bulk_",
-    "cluster_",
-    "mbarrier",
-    "remote_",
-    "fold_",
-    "tile_",
-    "warp_",
-    "shuffle_",
-    "fast_",
-)
+class Emitter(KernelText):
+    """Text of one kernel over an iteration space: what stands inside the loops.
 
-
-class Emitter:
-    """Text of one kernel under construction.
-
-    ``streaming`` asks for cache hints on what is read or written once; rows do better without (1 to 4 % on an H200).
+    A scheduler sets ``index`` (text of the thread's index on every axis), ``limit`` (text of how much is left along the
+    batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written) and
+    ``reader`` (text that reads an input which is not loaded from global memory). ``streaming`` asks for cache hints on
+    what is read or written once; rows do better without (1 to 4 % on an H200).
     """
 
     def __init__(self, space: IterationSpace, tile: TileShape, name: str, header: Iterable[str]) -> None:
+        super().__init__(space.problem.graph, name, header)
         self.space = space
         self.problem = space.problem
-        self.graph = space.problem.graph
         self.tile = tile
-        self.name = name
-        self.header = list(header)
-        self.constants: dict[str, str] = {}
-        self.lines: list[str] = []
         self.index: dict[int, str] = {}
         self.limit: str | None = "limit"
         self.mask: str | None = None
         self.streaming = False
-        self.constant_prefix = ""
-        self.convert = "cast"
         self.clusters_combined = 0
         self.reader: dict[int, Callable[[], str]] = {}
-        self._indent = 1
         self._scopes: list[dict[int, Variable]] = [{}]
         self._offset_scopes: list[dict[object, str]] = [{}]
         self._raw: list[dict[int, Variable]] = [{}]
-        self._parameters: dict[str, tuple[str, Argument]] = {}
-        self._names: set[str] = set()
-        self._line: tuple[str, int] | None = None
-
-    # text ----------------------------------------------------------------------------------------------------------
-
-    def line(self, text: str = "") -> None:
-        """Append one line at the current indentation."""
-        self.lines.append("    " * self._indent + text if text else "")
-
-    def comment(self, node: Node) -> None:
-        """Quote the user's line above the code it became, once per run of code from that line."""
-        span = node.span
-        if span is None or (span.file, span.line) == self._line:
-            return
-        self._line = (span.file, span.line)
-        self.line(f"# {span.file.rsplit('/', 1)[-1]}:{span.line}  {span.text.strip()}")
 
     @contextlib.contextmanager
     def block(self, head: str | None = None) -> Iterator[None]:
         """An indented block under ``head``; values computed inside are forgotten after it."""
-        if head is not None:
-            self.line(head)
-            self._indent += 1
         self._scopes.append({})
         self._offset_scopes.append({})
         self._raw.append({})
         saved_mask = self.mask
-        yield
+        with super().block(head):
+            yield
         self.mask = saved_mask
         self._scopes.pop()
         self._offset_scopes.pop()
         self._raw.pop()
-        if head is not None:
-            self._indent -= 1
-            if head.startswith("for"):
-                self._line = None
 
-    def constant(self, name: str, value: int | float) -> str:
-        """A module-level constant of the text."""
-        name = self.constant_prefix + name
-        text = repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
-        assert self.constants.setdefault(name, text) == text, f"constant {name} has two values"
-        return name
+    # addresses -----------------------------------------------------------------------------------------------------
 
-    def fresh(self, name: str) -> str:
-        """A local name close to ``name`` that hides nothing and is not taken."""
-        base = re.sub(r"\W", "_", name).strip("_") or "value"
-        if base[0].isdigit():
-            base = f"v{base}"
-        if keyword.iskeyword(base) or base in _RESERVED or base.startswith(_RESERVED_PREFIXES):
-            base += "_"
-        if re.fullmatch(r"[EDi][\d_]+|rest\d+|[A-Z_]+\d*", base):
-            base = base.lower() + "_"
-        candidate, count = base, 1
-        while candidate in self._names:
-            candidate, count = f"{base}_{count}", count + 1
-        self._names.add(candidate)
-        return candidate
-
-    # parameters ----------------------------------------------------------------------------------------------------
-
-    def pointer(self, node_id: int) -> str:
-        """The pointer parameter of an input or output."""
-        key = f"tensor {node_id}"
-        if key not in self._parameters:
-            node = self.graph[node_id]
-            name = self.fresh(f"{node.name.strip('_')}_ptr")
-            self._parameters[key] = (name, TensorArgument(node_id))
-        return self._parameters[key][0]
-
-    def workspace(self, index: int, dtype: torch.dtype) -> str:
-        """The pointer parameter of a temporary buffer."""
-        key = f"workspace {index} {dtype_name(dtype)}"
-        if key not in self._parameters:
-            self._parameters[key] = (self.fresh(f"workspace{index}_ptr"), WorkspaceArgument(index))
-        return self._parameters[key][0]
-
-    def integer(self, name: str, value: int) -> str:
-        """An int64 parameter: an extent or stride."""
-        known = self._parameters.setdefault(f"int {name}", (name, IntArgument(value)))
-        assert known[1] == IntArgument(value), f"parameter {name} has two values"
-        self._names.add(name)
-        return name
+    def locate(self, axes: tuple[int, ...], linear: str) -> None:
+        """Split a linear index into one index an axis (``linear`` itself if there is one axis)."""
+        if len(axes) == 1:
+            self.index[axes[0]] = linear
+            return
+        rest = linear
+        for axis in reversed(axes[1:]):
+            self.line(f"i{axis} = umod({rest}, {self.extent(axis)})")
+            self.line(f"rest{axis} = udiv({rest}, {self.extent(axis)})")
+            rest = f"rest{axis}"
+            self.index[axis] = f"i{axis}"
+        self.index[axes[0]] = rest
 
     def extent(self, axis: int) -> str:
         """The parameter that holds the extent of an axis."""
@@ -355,33 +136,12 @@ class Emitter:
             expected *= self.space.axes[a].extent
         return tuple(a for a in varied if a > axis)
 
-    def scalar(self, node_id: int, dtype: torch.dtype) -> str:
-        """Text of a host scalar used in arithmetic of ``dtype``: a literal or a parameter."""
-        node = self.graph[node_id]
-        if node.op == "constant":
-            return self._literal(node.attribute("value"))
-        kind = scalar_parameter(dtype)
-        key = f"scalar {node_id} {kind}"
-        if key not in self._parameters:
-            self._parameters[key] = (self.fresh(node.name), ScalarArgument(node_id, kind))
-        return self._parameters[key][0]
-
-    def _literal(self, value: bool | int | float) -> str:
-        if isinstance(value, float) and not math.isfinite(value):
-            if math.isnan(value):
-                return self.constant("NAN", float("nan"))
-            text = self.constant("INF", float("inf"))
-            return text if value > 0 else f"(-{text})"
-        return repr(value) if not (isinstance(value, (int, float)) and value < 0) else f"({value!r})"
-
-    # addresses -----------------------------------------------------------------------------------------------------
-
-    def offset(self, node_id: int, skip: tuple[int, ...] = ()) -> str:
-        """A variable with the tensor's element offset at the thread's origin; axes in ``skip`` do not count."""
+    def offset(self, node_id: int) -> str:
+        """A variable with the tensor's element offset at the thread's origin."""
         terms: list[str] = []
         signature: list[tuple[str, str]] = []
         for axis, stride in enumerate(self.space.strides[node_id]):
-            if stride == 0 or axis in skip or axis not in self.index:
+            if stride == 0 or axis not in self.index:
                 continue
             text, index = self.stride(node_id, axis), self.index[axis]
             signature.append((index, text))
@@ -447,19 +207,6 @@ class Emitter:
             if tensors and all(self.known(i) is not None for i in tensors) and OPS[node.op].kind is not Kind.REDUCTION:
                 self._scopes[-1][current] = self._emit(node)
 
-    def forget_tiles(self) -> None:
-        """Compute tiles again where they are next needed, from the inputs as they lie in registers; do not keep them.
-
-        Inputs of 16 bits stay packed, two elements a register; converting them again must look different to the
-        compiler, or it would keep the first conversion.
-        """
-        self.convert = "recast"
-        for scope in self._scopes:
-            for node_id in [i for i, v in scope.items() if v.batch or v.vector]:
-                dtype = self.graph[node_id].tensor.dtype
-                if self.graph[node_id].op != "input" or compute_dtype(dtype) != dtype:
-                    del scope[node_id]
-
     def varies(self, node_id: int) -> tuple[bool, bool]:
         """Whether an input or output varies along the tile's batch axis and vector axis."""
         strides = self.space.strides[node_id]
@@ -479,7 +226,9 @@ class Emitter:
             return self._assign(node, text, Variable("", batch, vector))
         if kind is Kind.FACTORY:
             dtype = compute_dtype(node.tensor.dtype)
-            return self._assign(node, f"full(1, {self.scalar(node.inputs[0], dtype)}, {marker(dtype)})", Variable(""))
+            return self._assign(
+                node, f"full(1, {self.scalar(node.inputs[0], dtype)}, {dtype_marker(dtype)})", Variable("")
+            )
         assert kind is Kind.POINTWISE, f"{node.op} cannot stand inside a tile expression"
         return self._pointwise(node)
 
@@ -519,7 +268,7 @@ class Emitter:
         compute = compute_dtype(node.tensor.dtype)
         if compute == node.tensor.dtype:
             return raw
-        return self._assign(node, f"{self.convert}({raw.text}, {marker(compute)})", raw)
+        return self._assign(node, f"cast({raw.text}, {dtype_marker(compute)})", raw)
 
     def load_text(self, node_id: int, pointer: str, at: str, batch: bool, vector: bool) -> str:
         """The load of an input's tile at offset ``at``."""
@@ -564,10 +313,10 @@ class Emitter:
         if rounds and (node.attribute("explicit") or self.problem.numerics == "eager"):
             if compute_dtype(source) != torch.float32:
                 text = f"cast({text}, float32)" if compute_dtype(source) != torch.float64 else text
-            return self._assign(node, f"cast(cast({text}, {marker(target)}), float32)", variable)
+            return self._assign(node, f"cast(cast({text}, {dtype_marker(target)}), float32)", variable)
         if compute_dtype(source) == compute_dtype(target):
             return variable
-        return self._assign(node, f"cast({text}, {marker(compute_dtype(target))})", variable)
+        return self._assign(node, f"cast({text}, {dtype_marker(compute_dtype(target))})", variable)
 
     def widen(self, variable: Variable, batch: bool, vector: bool) -> str:
         """Text of a variable as a tile that varies along the given tile axes (1-tiles are left as they are)."""
@@ -604,7 +353,7 @@ class Emitter:
         row = (batch or vector) and not (divisor.batch or divisor.vector)
         text = (approximate_text(self.graph, node, divisor_is_row=row) or op.emit).format(*texts)
         if self.problem.numerics == "eager" and node.tensor.dtype != compute_dtype(node.tensor.dtype):
-            text = f"cast(cast({text}, {marker(node.tensor.dtype)}), float32)"
+            text = f"cast(cast({text}, {dtype_marker(node.tensor.dtype)}), float32)"
         return self._assign(node, text, Variable("", batch, vector))
 
     def store(self, node_id: int) -> None:
@@ -618,7 +367,7 @@ class Emitter:
         pointer, at = self.pointer(node_id), self.offset(node_id)
         target = node.tensor.dtype
         if compute_dtype(target) != target:
-            text = f"cast({text}, {marker(target)})"
+            text = f"cast({text}, {dtype_marker(target)})"
         vec = self.constant("VECTOR", tile.vector) if vector else "1"
         count = self.constant("BATCH", tile.batch) if batch else "1"
         step = self.constant("STEP", tile.step) if batch else "1"
@@ -632,60 +381,3 @@ class Emitter:
             self.line(
                 f"store_strided{suffix}({pointer}, {at}, {limit}, {text}, {count}, {step}, {stride}, {vec}, {element})"
             )
-
-    # result --------------------------------------------------------------------------------------------------------
-
-    def source(self, threads: int, min_blocks: int | None = None, max_registers: int | None = None) -> KernelSource:
-        """The finished text."""
-        names = [name for _, name, _ in self._ordered()]
-        head = [f"# {text}" if text else "#" for text in (*self.header, "parameters: " + self._describe())]
-        constants = [f"{name} = {text}" for name, text in self.constants.items()]
-        body = [*head, *constants, "", "", f"def {self.name}({', '.join(names)}):", *self.lines]
-        return KernelSource(self.name, "\n".join(body) + "\n", self._signature(), threads, min_blocks, max_registers)
-
-    def launch(self, source: KernelSource, geometry: object) -> Launch:
-        """A launch of the finished text with this emitter's arguments."""
-        return Launch(source, geometry, tuple(argument for _, _, argument in self._ordered()))  # type: ignore[arg-type]
-
-    def _ordered(self) -> list[tuple[str, str, Argument]]:
-        """(type, name, argument) of every parameter: pointers, extents and strides, scalars."""
-        found = [(self._parameter_type(key, a), name, a) for key, (name, a) in self._parameters.items()]
-        rank = {TensorArgument: 0, WorkspaceArgument: 1, IntArgument: 2, ScalarArgument: 3}
-        return sorted(found, key=lambda entry: rank[type(entry[2])])
-
-    def _signature(self) -> tuple[str, ...]:
-        return tuple(kind for kind, _, _ in self._ordered())
-
-    def _parameter_type(self, key: str, argument: Argument) -> str:
-        if isinstance(argument, TensorArgument):
-            return "*" + dtype_marker(self.graph[argument.node].tensor.dtype)
-        if isinstance(argument, WorkspaceArgument):
-            return "*" + dtype_marker(getattr(torch, key.rsplit(" ", 1)[1]))
-        if isinstance(argument, ScalarArgument):
-            return argument.kind
-        return "int64"
-
-    def _describe(self) -> str:
-        return ", ".join(f"{name}: {kind}" for kind, name, _ in self._ordered())
-
-
-def kernel_name(graph: Graph, suffix: str) -> str:
-    """The name profilers show: the user's function (ASCII letters, digits and underscores only) and the scheduler."""
-    return f"{re.sub('[^A-Za-z0-9_]', '_', graph.name)}_{suffix}"
-
-
-def dtype_marker(dtype: torch.dtype) -> str:
-    """The kernel language's name of a torch dtype."""
-    return "boolean" if dtype == torch.bool else dtype_name(dtype)
-
-
-marker = dtype_marker
-
-
-def scalar_parameter(dtype: torch.dtype) -> str:
-    """The kernel parameter type that carries a host scalar into arithmetic of ``dtype``."""
-    if dtype == torch.bool:
-        return "boolean"
-    if dtype == torch.float64:
-        return "float64"
-    return "float32" if dtype.is_floating_point else "int64"

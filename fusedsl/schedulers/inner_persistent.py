@@ -13,8 +13,9 @@ from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
-from fusedsl.schedulers.emit import kernel_name
-from fusedsl.schedulers.rows import RowParams, resident_row, row_kernels, shared_inputs
+from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.row_params import RowParams, resident_row, shared_inputs
+from fusedsl.schedulers.rows import row_kernels
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 
 NAME = "inner_persistent"
@@ -95,7 +96,7 @@ def _registers_of_cluster(
 
 
 def _streamed(chunks: int, vector: int) -> RowParams:
-    return RowParams(min(pow2_at_least(chunks), 512), 1, vector, max(16 // vector, 1), "stream", prefetch=False)
+    return RowParams(min(pow2_at_least(chunks), 512), 1, vector, max(16 // vector, 1), "stream")
 
 
 def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int) -> RowParams | None:
@@ -114,7 +115,7 @@ def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int) -
         part_bytes = tiles * threads * batch * vector * item
         if part_bytes <= (SHARED_PART if cluster < largest else problem.device.smem_per_block_optin - 4096):
             exact = tiles * threads * batch * cluster == chunks
-            return RowParams(threads, 1, vector, batch, "shared", exact, prefetch=False, cluster=cluster)
+            return RowParams(threads, 1, vector, batch, "shared", exact, cluster=cluster)
     return None
 
 

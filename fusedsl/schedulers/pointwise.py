@@ -16,8 +16,8 @@ from fusedsl.graph.graph import Graph
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_ops, check_outputs, check_self_mapping
-from fusedsl.schedulers.emit import Emitter, TileShape, kernel_name
-from fusedsl.schedulers.rows import locate
+from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 
 NAME = "pointwise"
@@ -122,7 +122,7 @@ def _nested(space: IterationSpace, p: PointwiseParams, name: str, header: tuple[
         e.line(f"outer = udiv({line}, {count})")
         e.line(f"line = umod({line}, {count})")
         line = "line"
-        locate(e, outer, "outer")
+        e.locate(outer, "outer")
     vector = f" * {e.constant('VECTOR', p.vector)}" if p.vector > 1 else ""
     start = f"{block} * {e.constant('COLUMNS', columns)} + " if column_blocks > 1 else ""
     e.line(f"col = {start}thread_x(){vector}")

@@ -14,8 +14,9 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_positions, check_results_only_leave, check_structure
 from fusedsl.schedulers.columns import ColumnParams, column_kernels
 from fusedsl.schedulers.combine import SPELLINGS
-from fusedsl.schedulers.emit import kernel_name
-from fusedsl.schedulers.rows import RowParams, resident_row, row_kernels
+from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.row_params import RowParams, resident_row
+from fusedsl.schedulers.rows import row_kernels
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 
 NAME = "reduction"
@@ -59,7 +60,7 @@ def _row_heuristics(space: IterationSpace) -> RowParams:
         return resident_row(space, vector)
     rows = max(128 // threads, 1) if space.kept and split == 1 else 1
     exact = split == 1 and extent % tile == 0
-    return RowParams(threads, rows, vector, 1, "stream", exact, prefetch=False, split=split)
+    return RowParams(threads, rows, vector, 1, "stream", exact, split=split)
 
 
 #: Registers that the accumulators of a thread may take together.

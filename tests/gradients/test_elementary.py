@@ -79,3 +79,24 @@ def test_gelu_options() -> None:
     check_call(F.hardtanh, leaf(50, low=-1.0, high=1.0), -0.5, 0.25)
     check_call(F.prelu, leaf(2, 3, 4), leaf(3))
     check_call(F.prelu, leaf(2, 3, 4), leaf(1))
+
+
+KINKS = {"relu": [0.0], "relu6": [0.0, 6.0], "hardtanh": [-1.0, 1.0], "hardsigmoid": [-3.0, 3.0]}
+KINKS |= {"hardswish": [-3.0, 3.0], "leaky_relu": [0.0], "elu": [0.0], "softshrink": [-0.5, 0.5]}
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_activation_at_its_kinks(name: str) -> None:
+    values = torch.tensor(KINKS[name], dtype=torch.float64, requires_grad=True)
+    check_call(getattr(F, name), values, rtol=1e-7)
+
+
+def test_clamp_passes_the_gradient_at_its_bounds() -> None:
+    check_call(torch.clamp, torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["xlogy", "xlog1py"])
+def test_zero_times_a_logarithm(name: str) -> None:
+    x = torch.tensor([0.0, 0.0, 0.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([2.0, -2.0, 0.5, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    check_call(getattr(torch.special, name), x, y)

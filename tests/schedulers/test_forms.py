@@ -14,7 +14,7 @@ from fusedsl.schedulers import inner_persistent, pointwise, reduction
 from fusedsl.schedulers.base import Problem
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.pointwise import PointwiseParams
-from fusedsl.schedulers.rows import RowParams
+from fusedsl.schedulers.row_params import RowParams
 from tests.schedulers.support import meta, text_of, whole
 
 BF16 = torch.bfloat16
@@ -81,22 +81,21 @@ FORMS = {
     "pointwise, several loops": (pointwise, nested, PointwiseParams(8, lines=16, vector=8, batch=2, exact=True)),
     "rows, registers": (inner_persistent, rows, RowParams(32, 2, 8, 1, exact=True)),
     "rows, registers, masked, over warps": (inner_persistent, normed_rows, RowParams(64, 1, 2, 2)),
-    "rows, registers, projected": (inner_persistent, rows, RowParams(32, 2, 8, 1, exact=True, project=True)),
     "rows, registers, cluster": (
         inner_persistent,
         lambda: rows(2048),
         RowParams(64, 1, 8, 2, exact=True, cluster=2),
     ),
-    "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared", prefetch=False)),
+    "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared")),
     "rows, shared memory, cluster": (
         inner_persistent,
         lambda: rows(2048),
-        RowParams(64, 1, 8, 2, "shared", True, prefetch=False, cluster=2),
+        RowParams(64, 1, 8, 2, "shared", True, cluster=2),
     ),
-    "rows, streamed": (inner_persistent, rows, RowParams(64, 1, 8, 2, "stream", prefetch=False)),
-    "row sums": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream", prefetch=False)),
-    "row sums, split": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream", prefetch=False, split=4)),
-    "row argmax, split": (reduction, places, RowParams(32, 1, 4, 1, "stream", prefetch=False, split=2)),
+    "rows, streamed": (inner_persistent, rows, RowParams(64, 1, 8, 2, "stream")),
+    "row sums": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream")),
+    "row sums, split": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream", split=4)),
+    "row argmax, split": (reduction, places, RowParams(32, 1, 4, 1, "stream", split=2)),
     "column sums": (reduction, summed_columns, ColumnParams(16, 16, 2, 4)),
     "column sums, split": (reduction, summed_columns, ColumnParams(16, 16, 2, 4, split=8)),
 }
@@ -124,7 +123,6 @@ def test_the_same_parameters_give_the_same_text(form: str) -> None:
         ("pointwise, several loops", {"exact": False}),
         ("rows, registers", {"rows": 4}),
         ("rows, registers", {"exact": False}),
-        ("rows, registers", {"project": True}),
         ("rows, registers", {"storage": "stream"}),
         ("rows, registers, masked, over warps", {"prefetch": False}),
         ("rows, shared memory, cluster", {"cluster": 4}),

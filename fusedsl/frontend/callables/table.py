@@ -41,6 +41,9 @@ _ROOTS = {
 }
 
 
+#: NumPy's names of arguments, which torch understands too.
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
 Function = TypeVar("Function", bound=Handler)
 
 
@@ -86,8 +89,13 @@ def everywhere(name: str, *more: str) -> tuple[str, ...]:
 def _guarded(function: Handler) -> Handler:
     """``function`` with ``out=`` refused and wrong arguments reported as an OpError."""
 
+    names = inspect.signature(function).parameters
+    aliases = {alias: name for alias, name in _NUMPY_NAMES.items() if name in names and alias not in names}
+
     @functools.wraps(function)
     def handler(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and not aliases.keys().isdisjoint(kwargs):
+            kwargs = {aliases.get(key, key): value for key, value in kwargs.items()}
         if "out" in kwargs and kwargs.pop("out") is not None:
             raise OpError("out= is not supported", hint="assign the result")
         try:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides the text of a row kernel, and the choices that schedulers share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from fusedsl.schedulers.space import IterationSpace, pow2_at_least
+
+
+@attrs.frozen
+class RowParams:
+    """What decides the text of a row kernel.
+
+    Attributes:
+        threads: threads along a row.
+        rows: rows a block.
+        vector: elements of one access.
+        batch: accesses a thread has in flight.
+        storage: where a row stays between the stages of its reductions: "register", "shared" or "stream" (it does not).
+        exact: threads * vector * batch is the row length: nothing is masked.
+        prefetch: load every input before the first reduction, weights too ("register"; the others load nothing ahead).
+        split: blocks a row is spread over; partial results are finished by a second kernel.
+        cluster: blocks of a cluster that share a row ("register" and "shared").
+        min_blocks: blocks a multiprocessor should hold.
+    """
+
+    threads: int
+    rows: int = 1
+    vector: int = 1
+    batch: int = 1
+    storage: Literal["register", "shared", "stream"] = "register"
+    exact: bool = False
+    prefetch: bool = attrs.field()
+    split: int = 1
+    cluster: int = 1
+    min_blocks: int | None = None
+
+    @prefetch.default
+    def _in_registers(self) -> bool:
+        return self.storage == "register"
+
+    @property
+    def step(self) -> int:
+        return self.threads * self.vector
+
+    @property
+    def tile(self) -> int:
+        return self.step * self.batch
+
+
+#: Elements of a row that a thread holds while the block has at most 256 threads.
+ELEMENTS_PER_THREAD = 16
+
+
+def resident_row(space: IterationSpace, vector: int) -> RowParams:
+    """Parameters for a row in registers: 16 elements a thread, then more a thread; short rows several to a block."""
+    extent = space.axes[-1].extent
+    chunks = max(-(-extent // vector), 1)
+    threads = min(pow2_at_least(chunks), 32)
+    while threads < 256 and -(-chunks // threads) * vector > ELEMENTS_PER_THREAD:
+        threads *= 2
+    batch = -(-chunks // threads)
+    rows = max(64 // threads, 1) if space.kept else 1
+    return RowParams(threads, rows, vector, batch, exact=threads * batch * vector == extent)
+
+
+def shared_inputs(space: IterationSpace) -> tuple[int, ...]:
+    """Inputs that vary over row and rows: what is worth a shared copy. They must be packed along the row."""
+    return tuple(i for i in space.problem.graph.inputs if all(space.strides[i]))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in shared memory: copied there asynchronously, every thread what it will read itself, and read in each pass.
+
+A row may be spread over the blocks of a cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from fusedsl.schedulers.combine import prepare_cluster
+from fusedsl.schedulers.emit import Emitter
+from fusedsl.schedulers.row_params import shared_inputs
+from fusedsl.schedulers.row_writer import RowWriter
+from fusedsl.schedulers.text import dtype_marker
+
+
+def copy_row(w: RowWriter, e: Emitter) -> int:
+    """Copy the row's inputs to shared memory, up to this thread's own copies. Bytes of a block's part."""
+    p, last = w.params, len(w.space.axes) - 1
+    extent = w.space.axes[last].extent
+    tiles = -(-extent // (p.tile * p.cluster))
+    part = tiles * p.tile
+    if p.cluster > 1:
+        share = e.integer("share", part)
+        e.line(f"begin = cluster_rank() * {share}")
+        e.line(f"end = min(begin + {share}, {e.extent(last)})")
+    offset = 0
+    copies = []
+    for node_id in shared_inputs(w.space):
+        dtype = e.graph[node_id].tensor.dtype
+        copies.append((node_id, offset // dtype.itemsize))
+        offset += -(-part * dtype.itemsize // 128) * 128
+    names = {}
+    for node_id, _ in copies:
+        names[node_id] = e.fresh(f"{e.graph[node_id].name}_smem")
+        e.line(f"{names[node_id]} = dynamic_shared({dtype_marker(e.graph[node_id].tensor.dtype)}, 0)")
+    with w.loops(e, w.bounds()):
+        for node_id, base in copies:
+            batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
+            slot = _slot(w, e, node_id, base)
+            pointer, at = e.pointer(node_id), e.offset(node_id)
+            vector = e.constant("VECTOR", p.vector)
+            e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
+    e.line("async_commit()")
+    if p.cluster > 1:
+        prepare_cluster(e, [w.round_bytes(s) for s in w.reductions.stages], p.threads // 32, p.cluster)
+    e.line("async_wait(0)")
+    for node_id, base in copies:
+        e.reader[node_id] = functools.partial(_read, w, e, node_id, names[node_id], base)
+    return offset
+
+
+def _slot(w: RowWriter, e: Emitter, node_id: int, base: int) -> str:
+    """Index of the thread's columns in the shared copy of an input."""
+    place = "col - begin" if w.params.cluster > 1 else "col"
+    if base == 0:
+        return place
+    return f"{e.integer(f'{e.pointer(node_id)[:-4]}_base', base)} + {place}"
+
+
+def _read(w: RowWriter, e: Emitter, node_id: int, name: str, base: int) -> str:
+    """Text that reads a tile of an input from its shared copy."""
+    batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+    vector = e.constant("VECTOR", e.tile.vector)
+    return f"shared_load_tile({name}, {_slot(w, e, node_id, base)}, {batch}, {step}, {vector})"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows split over blocks: each block reduces its part of a row, a second kernel adds the parts in a fixed order."""
+
+from __future__ import annotations
+
+import attrs
+
+from fusedsl.numba_cuda.kernel import Geometry
+from fusedsl.schedulers.base import KernelPlan, Launch, Workspace
+from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
+from fusedsl.schedulers.row_writer import RowWriter
+
+
+def split_rows(w: RowWriter) -> KernelPlan:
+    """The two launches, and the buffers of partial results between them."""
+    p, split = w.params, w.params.split
+    e = w.emitter(f"{w.name}_partial")
+    w.locate_row(e, 1)
+    first = w.space.reduced[0]
+    per = -(-w.space.axes[first].extent // split)
+    if len(w.space.reduced) == 1:
+        per = -(-per // p.tile) * p.tile
+    share = e.integer("share", per)
+    e.line(f"begin = block_y() * {share}")
+    e.line(f"end = min(begin + {share}, {e.extent(first)})")
+    stage = w.reductions.stages[0]
+    partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), ("begin", "end"))]
+    w.combine(e, list(partials))
+    workspaces: list[Workspace] = []
+    rows = e.integer("rows", w.rows)
+    row = "row" if w.space.kept else "0"
+    with e.block("if thread_x() == 0:"):
+        for item in partials:
+            for dtype, (_, text) in zip(item.reducer.workspace_dtypes(), item.values, strict=True):
+                pointer = e.workspace(len(workspaces), dtype)
+                workspaces.append(Workspace(dtype, split * w.rows))
+                e.line(f"store({pointer}, block_y() * {rows} + {row}, None, {text}, 1, 1, 1)")
+    first_launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((w.rows, split, 1), (p.threads, 1, 1)))
+    return KernelPlan((first_launch, _finish(w, stage, split)), tuple(workspaces))
+
+
+def _finish(w: RowWriter, stage: tuple[int, ...], split: int) -> Launch:
+    """Reduce the partial results of a row with one warp, in a fixed order, then the row's epilogue."""
+    rows_per_block = 4 if w.rows > 1 else 1
+    params = attrs.evolve(w.params, rows=rows_per_block, threads=32)
+    writer = RowWriter(w.problem, params, w.name, w.header)
+    e = writer.emitter(f"{w.name}_finish")
+    writer.locate_row(e, rows_per_block)
+    rows, parts = e.integer("rows", w.rows), e.integer("parts", split)
+    row = "row" if w.space.kept else "0"
+    reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
+    accumulators = [reducer.start("1") for reducer in reducers]
+    with e.block(f"for part in range(thread_x(), {parts}, 32):"):
+        index = 0
+        for reducer, accumulator in zip(reducers, accumulators, strict=True):
+            texts = []
+            for dtype in reducer.workspace_dtypes():
+                pointer = e.workspace(index, dtype)
+                texts.append(f"load({pointer}, part * {rows} + {row}, None, 1, 1, 1, 0)")
+                index += 1
+            reducer.step(accumulator, texts[0], texts[-1])
+    combine_in_block(e, [Single(r, a) for r, a in zip(reducers, accumulators, strict=True)], 32, rows_per_block)
+    writer.row_outputs(e)
+    grid = (-(-w.rows // rows_per_block), 1, 1)
+    return e.launch(e.source(32 * rows_per_block), Geometry(grid, (32, rows_per_block, 1)))

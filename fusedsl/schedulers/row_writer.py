@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the forms of a row kernel share: where a thread stands, loops over a row, combining threads, storing results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from fusedsl.analysis.reductions import Reductions, find_reductions
+from fusedsl.graph.types import compute_dtype
+from fusedsl.schedulers.base import Problem
+from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block, combine_in_cluster
+from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.joint import Joint
+from fusedsl.schedulers.row_params import RowParams
+from fusedsl.schedulers.space import IterationSpace, iteration_space
+
+
+class RowWriter:
+    """Writes the kernels of a row problem for given parameters; its methods append to the emitter they are given."""
+
+    def __init__(self, problem: Problem, params: RowParams, name: str, header: tuple[str, ...]) -> None:
+        self.problem = problem
+        self.params = params
+        self.name = name
+        self.space: IterationSpace = iteration_space(problem)
+        self.reductions: Reductions = find_reductions(problem.graph)
+        self.header = header
+        self.rows = self.space.size(self.space.kept)
+
+    def emitter(self, name: str) -> Emitter:
+        """The empty text of one of the kernels."""
+        last = len(self.space.axes) - 1
+        tile = TileShape(self.params.batch, self.params.vector, last, last, self.params.step)
+        return Emitter(self.space, tile, name, self.header)
+
+    # where a thread stands -----------------------------------------------------------------------------------------
+
+    def locate_row(self, e: Emitter, rows: int) -> None:
+        """Which row this thread works on, and its index on every kept axis."""
+        kept = self.space.kept
+        if not kept:
+            return
+        block = "block_x()" if self.params.cluster == 1 else f"udiv(block_x(), {self.params.cluster})"
+        e.line(f"row = {block}" if rows == 1 else f"row = {block} * {rows} + thread_y()")
+        if rows > 1:
+            total = e.integer("rows", self.rows)
+            e.line(f"live = row < {total}")
+            e.line(f"row = row if live else {total} - 1")
+        e.locate(kept, "row")
+
+    def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
+        """The thread's first column, and how many columns are left from there."""
+        last = len(self.space.axes) - 1
+        vector = e.constant("VECTOR", self.params.vector)
+        column = f"thread_x() * {vector}" if self.params.vector > 1 else "thread_x()"
+        e.line(f"col = {column}" if start is None else f"col = {start} + {column}")
+        e.index[last] = "col"
+        e.limit = None
+        if not self.params.exact:
+            e.line(f"limit = {end or e.extent(last)} - col")
+            e.limit = "limit"
+        e.forget_offsets()
+
+    def mask(self, e: Emitter) -> str | None:
+        """A tile that tells the row's elements from padding; None if there is no padding."""
+        if self.params.exact:
+            return None
+        name = "valid"
+        if e.mask is None:
+            batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+            e.line(f"{name} = chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', e.tile.vector)})")
+            e.mask = name
+        return name
+
+    def positions(self, e: Emitter, reducer: Reducer, base: str = "") -> str:
+        """Positions along the reduced loops as an int64 tile (argmax and argmin)."""
+        if not reducer.spelling.pair:
+            return ""
+        batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
+        return f"iota({batch}, {step}, {e.constant('VECTOR', e.tile.vector)}, int64) + ({base}col)"
+
+    # passes over a row ---------------------------------------------------------------------------------------------
+
+    def bounds(self) -> tuple[str, str] | None:
+        """Variables that hold where this block's part of a row begins and ends; None: it has the whole row."""
+        return ("begin", "end") if self.params.cluster > 1 else None
+
+    @contextmanager
+    def loops(self, e: Emitter, bounds: tuple[str, str] | None) -> Iterator[str]:
+        """The loops over the reduced axes, the innermost in tiles; gives what stands before ``col`` in a position."""
+        base = ""
+        with ExitStack() as stack:
+            for position, axis in enumerate(self.space.reduced):
+                low, high = bounds if bounds and position == 0 else ("0", e.extent(axis))
+                if axis != self.space.reduced[-1]:
+                    stack.enter_context(e.block(f"for i{axis} in range({low}, {high}):"))
+                    e.index[axis] = f"i{axis}"
+                    base = f"({base}i{axis}) * {e.extent(self.space.reduced[position + 1])} + "
+                else:
+                    chunk = e.constant("CHUNK", self.params.tile)
+                    stack.enter_context(e.block(f"for start in range({low}, {high}, {chunk}):"))
+                    self.locate_column(e, "start", high)
+            yield base
+
+    def stream_pass(
+        self, e: Emitter, nodes: list[int], bounds: tuple[str, str] | None
+    ) -> list[tuple[Reducer, Accumulator]]:
+        """Pass over the row and accumulate some reductions, a tile of partial results each."""
+        count = e.constant("TILE", e.tile.numel)
+        e.hoist(nodes)
+        reducers = [Reducer(e, e.graph[node_id]) for node_id in nodes]
+        accumulators = [reducer.start(count) for reducer in reducers]
+        with self.loops(e, bounds) as base:
+            for reducer, accumulator in zip(reducers, accumulators, strict=True):
+                operand = reducer.operand(count, self.mask(e))
+                reducer.step(accumulator, operand, self.positions(e, reducer, base))
+        return list(zip(reducers, accumulators, strict=True))
+
+    def stream_outputs(self, e: Emitter, bounds: tuple[str, str] | None) -> None:
+        """Pass over the row and store the outputs that vary along it."""
+        outputs = self.full_outputs()
+        if outputs:
+            e.hoist(outputs)
+            with self.live(e), self.loops(e, bounds):
+                for node_id in outputs:
+                    e.store(node_id)
+
+    # reductions ----------------------------------------------------------------------------------------------------
+
+    def combine(self, e: Emitter, items: list[Exchange]) -> None:
+        """Reduce over the threads of a row, in a block or a cluster."""
+        if self.params.cluster > 1:
+            combine_in_cluster(e, items, self.params.threads, self.params.cluster)
+        else:
+            combine_in_block(e, items, self.params.threads, self.params.rows)
+
+    def round_bytes(self, entries: Sequence[int | Joint]) -> int:
+        """Bytes a warp sends in a round: for single reductions, by node, and joint pairs."""
+        graph = self.problem.graph
+        return sum(
+            8 if isinstance(x, Joint) else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize
+            for x in entries
+        )
+
+    # outputs -------------------------------------------------------------------------------------------------------
+
+    def full_outputs(self) -> list[int]:
+        """Outputs that vary along a reduced axis."""
+        return [i for i in dict.fromkeys(self.problem.graph.outputs) if self.is_full(i)]
+
+    def is_full(self, node_id: int) -> bool:
+        """Whether a value varies along a reduced axis."""
+        return any(self.space.strides[node_id][a] for a in self.space.reduced)
+
+    def row_outputs(self, e: Emitter) -> None:
+        """Outputs that have one element a row: the row's first thread stores them."""
+        outputs = [i for i in dict.fromkeys(self.problem.graph.outputs) if not self.is_full(i)]
+        if not outputs:
+            return
+        for node_id in outputs:
+            e.value(node_id)
+        guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
+        if self.params.cluster > 1:
+            guard += " and begin == 0"
+        with e.block(f"if {guard}:"):
+            for node_id in outputs:
+                e.store(node_id)
+
+    def live(self, e: Emitter) -> AbstractContextManager[None]:
+        """Only rows that exist are stored."""
+        return e.block("if live:" if self.params.rows > 1 and self.space.kept else None)
