@@ -99,9 +99,13 @@ def read_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Any, name: st
             return getattr(getattr(owner, "function", owner), "name", owner.name if isinstance(owner, Function) else "")
         tr.fail(MissingAttribute, frame, node, found=describe(owner), name=name, hint=None)
     try:
-        return getattr(owner, name)
+        item = getattr(owner, name)
     except AttributeError:
         tr.fail(MissingAttribute, frame, node, found=describe(owner), name=name, hint=_suggest(owner, name))
+    cls = type(owner)
+    if isinstance(item, types.MethodType) and cls in tr.captures.classes and not is_trusted(item.__func__.__module__):
+        return Method(tr.captures.wrap(item.__func__, tr.captures.classes[cls].attribute(name)), owner)
+    return item
 
 
 def _tensor_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: TensorValue, name: str) -> Any:

@@ -51,7 +51,9 @@ def call_opaque(
     template, values = make_template(_plain(tr, args), _plain(tr, kwargs), is_value)
     if kwargs.get("device") is None and not any(isinstance(value, TensorValue) for value in values):
         # A factory: its result is where the arguments are.
-        template = attrs.evolve(template, kwargs=(*(x for x in template.kwargs if x[0] != "device"), ("device", tr.device)))
+        template = attrs.evolve(
+            template, kwargs=(*(x for x in template.kwargs if x[0] != "device"), ("device", tr.device))
+        )
     template, values = _fix_numbers(tr, template, values)
     bad = next((v for v in _leaves(template) if isinstance(v, SYMBOLIC)), None)
     if bad is not None:

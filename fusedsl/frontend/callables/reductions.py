@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -125,20 +125,6 @@ def nanmean(builder: Any, input: Any, dim: Any = None, keepdim: Any = False, *, 
 # extrema ------------------------------------------------------------
 
 
-class Extremum(NamedTuple):
-    """What ``max(dim)`` and ``min(dim)`` return."""
-
-    values: TensorValue
-    indices: TensorValue
-
-
-class Extrema(NamedTuple):
-    """What ``aminmax`` returns."""
-
-    min: TensorValue
-    max: TensorValue
-
-
 _BOOL_EXTREMA = {"amax": "any", "amin": "all"}
 
 
@@ -160,11 +146,12 @@ def amin(builder: Any, input: Any, dim: Any = (), keepdim: Any = False) -> Tenso
 
 
 @handles(*everywhere("aminmax"))
-def aminmax(builder: Any, input: Any, *, dim: Any = None, keepdim: Any = False) -> Extrema:
+def aminmax(builder: Any, input: Any, *, dim: Any = None, keepdim: Any = False) -> Any:
     value = tensor(input, "aminmax")
     dims = many_dims(None if dim is None else one_dim(dim, value.rank), value.rank)
     keep = static(keepdim, "keepdim")
-    return Extrema(_extremum("amin", value, dims, keep), _extremum("amax", value, dims, keep))
+    pack: Any = torch.return_types.aminmax
+    return pack([_extremum("amin", value, dims, keep), _extremum("amax", value, dims, keep)])
 
 
 def _index(op: str, value: TensorValue, dim: Any, keepdim: bool) -> TensorValue:
@@ -195,7 +182,8 @@ def _max_or_min(name: str, builder: Any, input: Any, dim: Any, keepdim: Any, oth
     dims = many_dims(place, value.rank)
     # torch has no argmax of bools, but it has max(dim) of bools.
     ranked = cast(value, torch.uint8) if value.dtype is torch.bool else value
-    return Extremum(_extremum(f"a{name}", value, dims, keep), _index(f"arg{name}", ranked, place, keep))
+    pack: Any = torch.return_types.max if name == "max" else torch.return_types.min
+    return pack([_extremum(f"a{name}", value, dims, keep), _index(f"arg{name}", ranked, place, keep)])
 
 
 @handles(*everywhere("max"))
