@@ -14,12 +14,14 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.names import kernel_name
-from fusedsl.schedulers.row_params import RowParams, resident_row, shared_inputs
+from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
 from fusedsl.schedulers.rows import row_kernels
-from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
 
 NAME = "inner_persistent"
 
+#: Up to this many inputs and outputs the elements a thread holds were measured; beyond, their registers are counted.
+MEASURED_TENSORS = 4
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
 #: multiprocessor).
 SHARED_PART = 32 << 10
@@ -54,17 +56,19 @@ def compute_heuristics(problem: Problem) -> RowParams:
     space = iteration_space(problem)
     last = len(space.axes) - 1
     extent = space.axes[last].extent
-    vector = vector_width(space, last)
+    held, tile = elements_per_thread(space), ELEMENTS_PER_THREAD
+    if len(space.strides) > MEASURED_TENSORS:
+        held, tile = min(held, tile_limit(space)), min(tile, tile_limit(space))
+    vector = min(vector_width(space, last), tile)
     chunks = max(-(-extent // vector), 1)
     if len(space.reduced) > 1:
-        return _streamed(chunks, vector)
-    held = elements_per_thread(space)
+        return _streamed(chunks, vector, tile)
     if extent <= 256 * held:
-        return resident_row(space, vector)
+        return resident_row(space, vector, tile)
     return (
         _registers_of_cluster(problem, space, chunks, vector, held)
-        or _shared(problem, space, chunks, vector)
-        or _streamed(chunks, vector)
+        or _shared(problem, space, chunks, vector, tile)
+        or _streamed(chunks, vector, tile)
     )
 
 
@@ -95,18 +99,19 @@ def _registers_of_cluster(
     return None
 
 
-def _streamed(chunks: int, vector: int) -> RowParams:
-    return RowParams(min(pow2_at_least(chunks), 512), 1, vector, max(16 // vector, 1), "stream")
+def _streamed(chunks: int, vector: int, tile: int) -> RowParams:
+    return RowParams(min(pow2_at_least(chunks), 512), 1, vector, max(tile // vector, 1), "stream")
 
 
-def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int) -> RowParams | None:
+def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int, tile: int) -> RowParams | None:
     """Rows in shared memory: 256 threads, and a cluster wide enough that several blocks fit a multiprocessor."""
     last = len(space.axes) - 1
     item = sum(problem.graph[i].tensor.dtype.itemsize for i in shared_inputs(space))
     narrow = any(problem.graph[i].tensor.dtype.itemsize * vector < 4 for i in shared_inputs(space))
     if item == 0 or narrow or any(space.strides[i][last] != 1 for i in shared_inputs(space)):
         return None
-    threads, batch = (256, max(16 // vector, 1)) if chunks * vector >= 8192 else (128, max(8 // vector, 1))
+    threads, batch = (256, tile) if chunks * vector >= 8192 else (128, tile // 2)
+    batch = max(batch // vector, 1)
     largest = problem.device.max_cluster if not _needs_whole_row(problem) else 1
     for cluster in (1, 2, 4, 8, 16):
         if cluster > largest:

@@ -18,7 +18,7 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_ops, check_outputs, check_self_mapping
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.names import kernel_name
-from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
 
 NAME = "pointwise"
 
@@ -59,7 +59,7 @@ def compute_heuristics(problem: Problem) -> PointwiseParams:
     """About 128 threads, 16-byte accesses, several of them in flight when there are few operands."""
     space = iteration_space(problem)
     last = len(space.axes) - 1
-    vector = vector_width(space, last, ragged=last == 0)
+    vector = min(vector_width(space, last, ragged=last == 0), tile_limit(space))
     tensors = len(space.strides)
     batch = 2 if tensors <= 4 else 1
     if last == 0:

@@ -7,17 +7,14 @@ equal bits and no block ever waits for another.
 
 from __future__ import annotations
 
-from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
-from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_positions, check_results_only_leave, check_structure
 from fusedsl.schedulers.columns import ColumnParams, column_kernels
-from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.row_params import RowParams, resident_row
 from fusedsl.schedulers.rows import row_kernels
-from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
 
 NAME = "reduction"
 
@@ -45,7 +42,7 @@ def compute_heuristics(problem: Problem) -> ReductionParams:
 def _row_heuristics(space: IterationSpace) -> RowParams:
     last = len(space.axes) - 1
     extent = space.axes[last].extent
-    vector = vector_width(space, last)
+    vector = min(vector_width(space, last), tile_limit(space))
     chunks = max(-(-extent // vector), 1)
     threads = min(pow2_at_least(chunks), 128 if extent <= 8192 else 512)
     tile = threads * vector
@@ -63,20 +60,6 @@ def _row_heuristics(space: IterationSpace) -> RowParams:
     return RowParams(threads, rows, vector, 1, "stream", exact, split=split)
 
 
-#: Registers that the accumulators of a thread may take together.
-ACCUMULATOR_REGISTERS = 64
-
-
-def _accumulator_registers(space: IterationSpace) -> int:
-    """Registers that one element of every accumulator takes: two for 8-byte dtypes, two more for a position."""
-    graph = space.problem.graph
-    count = 0
-    for node_id in find_reductions(graph).nodes:
-        dtype = compute_dtype(graph[graph[node_id].inputs[0]].tensor.dtype)
-        count += max(dtype.itemsize // 4, 1) + (2 if SPELLINGS[graph[node_id].op].pair else 0)
-    return count
-
-
 def _column_heuristics(space: IterationSpace) -> ColumnParams:
     last = len(space.axes) - 1
     extent = space.axes[last].extent
@@ -85,8 +68,8 @@ def _column_heuristics(space: IterationSpace) -> ColumnParams:
     threads = min(pow2_at_least(chunks), 32)
     lines = 256 // threads
     batch = max(min(32 // vector, 8), 1)
-    while vector * batch * _accumulator_registers(space) > ACCUMULATOR_REGISTERS and vector * batch > 1:
-        vector, batch = (vector, batch // 2) if batch > 1 else (vector // 2, batch)
+    vector = min(vector, tile_limit(space))
+    batch = max(min(batch, tile_limit(space) // vector), 1)
     chunks = -(-extent // vector)
     threads = min(pow2_at_least(chunks), 32)
     lines = 256 // threads

@@ -55,12 +55,12 @@ class RowParams:
 ELEMENTS_PER_THREAD = 16
 
 
-def resident_row(space: IterationSpace, vector: int) -> RowParams:
-    """Parameters for a row in registers: 16 elements a thread, then more a thread; short rows several to a block."""
+def resident_row(space: IterationSpace, vector: int, elements: int = ELEMENTS_PER_THREAD) -> RowParams:
+    """Parameters for a row in registers: ``elements`` a thread, then more a thread; short rows several to a block."""
     extent = space.axes[-1].extent
     chunks = max(-(-extent // vector), 1)
     threads = min(pow2_at_least(chunks), 32)
-    while threads < 256 and -(-chunks // threads) * vector > ELEMENTS_PER_THREAD:
+    while threads < 256 and -(-chunks // threads) * vector > elements:
         threads *= 2
     batch = -(-chunks // threads)
     rows = max(64 // threads, 1) if space.kept else 1

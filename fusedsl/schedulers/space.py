@@ -18,7 +18,7 @@ from fusedsl.analysis.domains import class_sizes, domain_map
 from fusedsl.analysis.memory_order import memory_order
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
-from fusedsl.graph.types import Symbol
+from fusedsl.graph.types import Symbol, compute_dtype
 from fusedsl.schedulers.base import Layout, Problem, extent_size
 
 
@@ -163,3 +163,20 @@ def _aligned(chunk_bytes: int, item: int, alignment: int, strides: tuple[int, ..
 def pow2_at_least(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+#: Registers of a thread that the values of a tile may take together.
+TILE_REGISTERS = 192
+
+
+def tile_limit(space: IterationSpace) -> int:
+    """Elements of a tile, a power of two, so that the tensors and accumulators of the kernel fit a thread's registers.
+
+    A rough count, for kernels with many tensors: every tensor that varies along a loop, every reduction and two
+    intermediates hold a tile each; 8-byte values take two registers an element.
+    """
+    graph = space.problem.graph
+    tensors = [i for i, strides in space.strides.items() if any(strides)]
+    wide = any(compute_dtype(graph[i].tensor.dtype).itemsize > 4 for i in tensors)
+    values = len(tensors) + len(find_reductions(graph).nodes) + 2
+    return 1 << (max(TILE_REGISTERS // (values * (2 if wide else 1)), 1).bit_length() - 1)
