@@ -98,7 +98,7 @@ def branches(x):
         (rms_norm, [_meta(64, 1024), _meta(1024)], ["inner_persistent"]),
         (softmax_backward, [_meta(64, 1024), _meta(64, 1024)], ["inner_persistent"]),
         (rms_norm_backward_of_x, [_meta(64, 1024), _meta(1024), _meta(64, 1024)], ["inner_persistent"]),
-        (rows_then_columns, [_meta(64, 1024)], ["reduction", "reduction"]),
+        (rows_then_columns, [_meta(64, 1024)], ["inner_outer_persistent"]),
         (matmul_and_epilogue, [_meta(64, 32), _meta(32, 16), _meta(16)], ["eager", "pointwise"]),
         (norm_and_matmul, [_meta(64, 32), _meta(32, 16)], ["inner_persistent", "eager"]),
         (unrelated, [_meta(64, 32), _meta(64, 32)], ["pointwise", "pointwise"]),

@@ -81,3 +81,16 @@ def test_refusals(device):
     assert "inner_outer_persistent" not in [s.scheduler for s in centred.explain(few, few).segments]
     for one, expected in zip(centred(few, few), centred.reference(few, few), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+
+
+@fusedsl.fuse
+def only_sums(x):
+    row = x - x.sum(-1, keepdim=True)
+    return row.sum(0), (row * row).sum(0)
+
+
+def test_nothing_of_a_row_is_stored(device):
+    x = torch.randn(18, 21, device=device)
+    assert [s.scheduler for s in only_sums.explain(x).segments] == ["inner_outer_persistent"]
+    for one, expected in zip(only_sums(x), only_sums.reference(x), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
