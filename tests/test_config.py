@@ -19,7 +19,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("FUSEDSL_"):
             monkeypatch.delenv(name)
-    assert Config() == Config("", False, False, "", False, "H200", True, 1024)
+    assert Config() == Config("", False, False, "", False, "H200", False, 1024)
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,11 +29,11 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "FUSEDSL_PRINT_SOURCE": "yes",
         "FUSEDSL_INTERPRET": "TRUE",
         "FUSEDSL_INTERPRET_ARCH": "A100",
-        "FUSEDSL_WARM_UP": "off",
+        "FUSEDSL_WARM_UP": "on",
         "FUSEDSL_MAX_CACHED_CALLS": "7",
     }.items():
         monkeypatch.setenv(name, value)
-    assert Config() == Config("/somewhere", True, True, "", True, "A100", False, 7)
+    assert Config() == Config("/somewhere", True, True, "", True, "A100", True, 7)
 
 
 @pytest.mark.parametrize(

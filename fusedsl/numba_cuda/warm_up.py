@@ -4,7 +4,7 @@
 Importing the compiler takes about 0.6 s of processor time and the first compilation 0.1 s more than later ones. The
 thread starts when the first function is decorated, waits while kernels come from the disk cache (they need no
 compiler), and works in steps: the end of the process and forks wait for the current step only.
-``fusedsl.config.warm_up`` (or FUSEDSL_WARM_UP=0) switches it off; without a GPU it does not start.
+``fusedsl.config.warm_up`` (or FUSEDSL_WARM_UP=1) switches it on; without a GPU it does not start.
 """
 
 from __future__ import annotations

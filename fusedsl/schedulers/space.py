@@ -173,10 +173,10 @@ def tile_limit(space: IterationSpace) -> int:
     """Elements of a tile, a power of two, so that the tensors and accumulators of the kernel fit a thread's registers.
 
     A rough count, for kernels with many tensors: every tensor that varies along a loop, every reduction and two
-    intermediates hold a tile each; 8-byte values take two registers an element.
+    intermediates hold a tile each, beyond eight tensors one more intermediate a tensor; 8-byte values take two registers.
     """
     graph = space.problem.graph
     tensors = [i for i, strides in space.strides.items() if any(strides)]
     wide = any(compute_dtype(graph[i].tensor.dtype).itemsize > 4 for i in tensors)
-    values = len(tensors) + len(find_reductions(graph).nodes) + 2
+    values = len(tensors) + len(find_reductions(graph).nodes) + 2 + max(len(tensors) - 8, 0)
     return 1 << (max(TILE_REGISTERS // (values * (2 if wide else 1)), 1).bit_length() - 1)

@@ -24,7 +24,7 @@ def run_program(text: str, **environment: str) -> str:
         [sys.executable, "-c", prelude + textwrap.dedent(text)],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "FUSEDSL_WARM_UP": "1", **environment},
         timeout=60,
         check=False,
     )
