@@ -173,7 +173,7 @@ def tile_limit(space: IterationSpace) -> int:
     """Elements of a tile, a power of two, so that the tensors and accumulators of the kernel fit a thread's registers.
 
     A rough count, for kernels with many tensors: every tensor that varies along a loop, every reduction and two
-    intermediates hold a tile each, beyond eight tensors one more intermediate a tensor; 8-byte values take two registers.
+    intermediates hold a tile each, beyond eight tensors one more a tensor; 8-byte values take two registers.
     """
     graph = space.problem.graph
     tensors = [i for i, strides in space.strides.items() if any(strides)]
