@@ -173,10 +173,12 @@ def tile_limit(space: IterationSpace) -> int:
     """Elements of a tile, a power of two, so that the tensors and accumulators of the kernel fit a thread's registers.
 
     A rough count, for kernels with many tensors: every tensor that varies along a loop, every reduction and two
-    intermediates hold a tile each, beyond eight tensors one more a tensor; 8-byte values take two registers.
+    intermediates hold a tile each, beyond eight tensors one more a tensor; tensors of one element and what is computed
+    from them hold two elements each. 8-byte values take two registers.
     """
     graph = space.problem.graph
     tensors = [i for i, strides in space.strides.items() if any(strides)]
-    wide = any(compute_dtype(graph[i].tensor.dtype).itemsize > 4 for i in tensors)
+    wide = 2 if any(compute_dtype(graph[i].tensor.dtype).itemsize > 4 for i in space.strides) else 1
     values = len(tensors) + len(find_reductions(graph).nodes) + 2 + max(len(tensors) - 8, 0)
-    return 1 << (max(TILE_REGISTERS // (values * (2 if wide else 1)), 1).bit_length() - 1)
+    left = TILE_REGISTERS - 2 * wide * (len(space.strides) - len(tensors))
+    return 1 << (max(left // (values * wide), 1).bit_length() - 1)
