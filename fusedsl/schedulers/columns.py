@@ -11,9 +11,10 @@ import attrs
 
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.numba_cuda.kernel import Geometry
-from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Workspace
+from fusedsl.schedulers.base import KernelPlan, Launch, Problem
 from fusedsl.schedulers.combine import Accumulator, Reducer
 from fusedsl.schedulers.emit import Emitter, TileShape
+from fusedsl.schedulers.partials import add_partials, share_of_block, store_partials
 from fusedsl.schedulers.space import iteration_space
 
 
@@ -167,12 +168,8 @@ class _ColumnWriter:
         self.locate_column(e)
         first = self.space.reduced[0]
         per = -(-self.space.axes[first].extent // p.split)
-        share = e.integer("share", per)
-        e.line(f"begin = block_y() * {share}")
-        e.line(f"end = min(begin + {share}, {e.extent(first)})")
-        parts = self.accumulate(e, "begin", "end")
+        parts = self.accumulate(e, *share_of_block(e, first, per))
         self.meet(e, parts)
-        workspaces: list[Workspace] = []
         kept = e.integer("kept", self.kept)
         place = "col" if not self.outer else f"outer * {e.extent(self.last)} + col"
         with e.block("if thread_y() == 0:" if p.lines > 1 else None):
@@ -180,15 +177,12 @@ class _ColumnWriter:
             if not p.exact:
                 e.line(f"limit = {e.extent(self.last)} - col")
                 limit = "limit"
-            for reducer, part in parts:
-                for dtype, text in zip(reducer.workspace_dtypes(), part.texts(), strict=True):
-                    pointer = e.workspace(len(workspaces), dtype)
-                    workspaces.append(Workspace(dtype, p.split * self.kept))
-                    vector = e.constant("VECTOR", p.vector)
-                    e.line(f"store({pointer}, block_y() * {kept} + {place}, {limit}, {text}, 1, 1, {vector})")
+            results = [(reducer, part.texts()) for reducer, part in parts]
+            at, vector = f"block_y() * {kept} + {place}", e.constant("VECTOR", p.vector)
+            workspaces = store_partials(e, results, p.split * self.kept, at, limit, vector)
         geometry = Geometry((self.blocks(), p.split, 1), (p.threads, p.lines, 1))
         partial = e.launch(e.source(p.threads * p.lines), geometry)
-        return KernelPlan((partial, self.finish()), tuple(workspaces))
+        return KernelPlan((partial, self.finish()), workspaces)
 
     def finish(self) -> Launch:
         """Add the partial results of every column in a fixed order, then the epilogue."""
@@ -203,18 +197,10 @@ class _ColumnWriter:
         kept, parts_count = e.integer("kept", self.kept), e.integer("parts", p.split)
         place = "col" if not self.outer else f"outer * {e.extent(self.last)} + col"
         reducers = [Reducer(e, e.graph[node_id]) for node_id in self.stage]
-        accumulators = [reducer.start("1") for reducer in reducers]
+        parts = [(reducer, reducer.start("1")) for reducer in reducers]
         e.line(f"stop = {parts_count} if col < {e.extent(self.last)} else 0")
         with e.block(f"for part in range(thread_y(), stop, {lines}):"):
-            index = 0
-            for reducer, accumulator in zip(reducers, accumulators, strict=True):
-                texts = []
-                for dtype in reducer.workspace_dtypes():
-                    pointer = e.workspace(index, dtype)
-                    texts.append(f"load({pointer}, part * {kept} + {place}, None, 1, 1, 1, 0)")
-                    index += 1
-                reducer.step(accumulator, texts[0], texts[-1])
-        parts = list(zip(reducers, accumulators, strict=True))
+            add_partials(e, parts, f"part * {kept} + {place}")
         writer.meet(e, parts)
         for reducer, part in parts:
             reducer.finish(part, vector=True)

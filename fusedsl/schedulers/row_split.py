@@ -6,8 +6,9 @@ from __future__ import annotations
 import attrs
 
 from fusedsl.numba_cuda.kernel import Geometry
-from fusedsl.schedulers.base import KernelPlan, Launch, Workspace
+from fusedsl.schedulers.base import KernelPlan, Launch
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
+from fusedsl.schedulers.partials import add_partials, share_of_block, store_partials
 from fusedsl.schedulers.row_writer import RowWriter
 
 
@@ -20,23 +21,16 @@ def split_rows(w: RowWriter) -> KernelPlan:
     per = -(-w.space.axes[first].extent // split)
     if len(w.space.reduced) == 1:
         per = -(-per // p.tile) * p.tile
-    share = e.integer("share", per)
-    e.line(f"begin = block_y() * {share}")
-    e.line(f"end = min(begin + {share}, {e.extent(first)})")
+    bounds = share_of_block(e, first, per)
     stage = w.reductions.stages[0]
-    partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), ("begin", "end"))]
+    partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)]
     w.combine(e, list(partials))
-    workspaces: list[Workspace] = []
-    rows = e.integer("rows", w.rows)
-    row = "row" if w.space.kept else "0"
+    place = f"block_y() * {e.integer('rows', w.rows)} + {'row' if w.space.kept else '0'}"
+    parts = [(item.reducer, tuple(text for _, text in item.values)) for item in partials]
     with e.block("if thread_x() == 0:"):
-        for item in partials:
-            for dtype, (_, text) in zip(item.reducer.workspace_dtypes(), item.values, strict=True):
-                pointer = e.workspace(len(workspaces), dtype)
-                workspaces.append(Workspace(dtype, split * w.rows))
-                e.line(f"store({pointer}, block_y() * {rows} + {row}, None, {text}, 1, 1, 1)")
+        workspaces = store_partials(e, parts, split * w.rows, place, "None", "1")
     first_launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((w.rows, split, 1), (p.threads, 1, 1)))
-    return KernelPlan((first_launch, _finish(w, stage, split)), tuple(workspaces))
+    return KernelPlan((first_launch, _finish(w, stage, split)), workspaces)
 
 
 def _finish(w: RowWriter, stage: tuple[int, ...], split: int) -> Launch:
@@ -49,17 +43,10 @@ def _finish(w: RowWriter, stage: tuple[int, ...], split: int) -> Launch:
     rows, parts = e.integer("rows", w.rows), e.integer("parts", split)
     row = "row" if w.space.kept else "0"
     reducers = [Reducer(e, e.graph[node_id]) for node_id in stage]
-    accumulators = [reducer.start("1") for reducer in reducers]
+    sums = [(reducer, reducer.start("1")) for reducer in reducers]
     with e.block(f"for part in range(thread_x(), {parts}, 32):"):
-        index = 0
-        for reducer, accumulator in zip(reducers, accumulators, strict=True):
-            texts = []
-            for dtype in reducer.workspace_dtypes():
-                pointer = e.workspace(index, dtype)
-                texts.append(f"load({pointer}, part * {rows} + {row}, None, 1, 1, 1, 0)")
-                index += 1
-            reducer.step(accumulator, texts[0], texts[-1])
-    combine_in_block(e, [Single(r, a) for r, a in zip(reducers, accumulators, strict=True)], 32, rows_per_block)
+        add_partials(e, sums, f"part * {rows} + {row}")
+    combine_in_block(e, [Single(r, a) for r, a in sums], 32, rows_per_block)
     writer.row_outputs(e)
     grid = (-(-w.rows // rows_per_block), 1, 1)
     return e.launch(e.source(32 * rows_per_block), Geometry(grid, (32, rows_per_block, 1)))

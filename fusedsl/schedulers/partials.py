@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions split over blocks: the share of each block, and its partial results in buffers between two launches.
+
+A buffer holds one partial result after another, each of every kept element, so the second launch adds them in a fixed
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusedsl.schedulers.base import Workspace
+from fusedsl.schedulers.combine import Accumulator, Reducer
+from fusedsl.schedulers.emit import Emitter
+
+
+def share_of_block(e: Emitter, axis: int, per: int) -> tuple[str, str]:
+    """Texts of the first index of ``axis`` this block reduces and of the one past its last; a block has ``per``."""
+    share = e.integer("share", per)
+    e.line(f"begin = block_y() * {share}")
+    e.line(f"end = min(begin + {share}, {e.extent(axis)})")
+    return "begin", "end"
+
+
+def store_partials(
+    e: Emitter, parts: Iterable[tuple[Reducer, tuple[str, ...]]], numel: int, place: str, limit: str, vector: str
+) -> tuple[Workspace, ...]:
+    """Store what this block reduced; the buffers it goes to.
+
+    Args:
+        e: of the first launch.
+        parts: reductions and the texts of their results.
+        numel: elements of a buffer.
+        place: text of the element.
+        limit: text of the elements there are from ``place`` on.
+        vector: text of the elements a thread stores.
+    """
+    workspaces: list[Workspace] = []
+    for reducer, texts in parts:
+        for dtype, text in zip(reducer.workspace_dtypes(), texts, strict=True):
+            pointer = e.workspace(len(workspaces), dtype)
+            workspaces.append(Workspace(dtype, numel))
+            e.line(f"store({pointer}, {place}, {limit}, {text}, 1, 1, {vector})")
+    return tuple(workspaces)
+
+
+def add_partials(e: Emitter, parts: Iterable[tuple[Reducer, Accumulator]], place: str) -> None:
+    """Merge one element of every buffer into the accumulators, in the loop of the second launch."""
+    index = 0
+    for reducer, accumulator in parts:
+        texts = []
+        for dtype in reducer.workspace_dtypes():
+            pointer = e.workspace(index, dtype)
+            texts.append(f"load({pointer}, {place}, None, 1, 1, 1, 0)")
+            index += 1
+        reducer.step(accumulator, texts[0], texts[-1])
