@@ -15,13 +15,11 @@ from fusedsl.analysis.memory_order import symbol_sizes
 from fusedsl.analysis.merge import Segmentation, find_segments
 from fusedsl.analysis.segment import Accept, Subgraph, extract, is_view
 from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_of
-from fusedsl.frontend.records import Trace
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.remember import remember
 from fusedsl.layouts import distinct_bytes, stored_layouts
 from fusedsl.numba_cuda.device import DeviceProperties
-from fusedsl.options import Options
 from fusedsl.schedulers import SCHEDULERS
 from fusedsl.schedulers.base import (
     Argument,
@@ -95,18 +93,6 @@ class Program:
     allocations: Mapping[int, Layout] = attrs.field(hash=False)
     views: tuple[int, ...]
     device: DeviceProperties
-
-
-def build_program(trace: Trace, layouts: tuple[Layout, ...], device: DeviceProperties, options: Options) -> Program:
-    """Segment a trace, choose a scheduler for every segment and plan its kernels.
-
-    Args:
-        trace: the function.
-        layouts: of the tensor inputs, in order.
-        device: the device to plan for.
-        options: of ``fuse``.
-    """
-    return plan_graph(trace.graph, dict(zip(trace.graph.inputs, layouts, strict=True)), device, options.numerics)
 
 
 def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DeviceProperties, numerics: str) -> Program:

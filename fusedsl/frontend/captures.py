@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import sys
 import types
 from collections.abc import Callable
@@ -243,11 +242,6 @@ class Captures:
     def is_container(value: Any) -> bool:
         """Whether ``contents`` understands a captured value."""
         return isinstance(value, Captured) and isinstance(value.value, _CONTAINERS)
-
-    @staticmethod
-    def is_partial(value: Any) -> bool:
-        """Whether a captured value is a ``functools.partial``."""
-        return isinstance(value, Captured) and isinstance(value.value, functools.partial)
 
 
 def _is_bound(value: Any) -> bool:

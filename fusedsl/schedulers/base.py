@@ -19,7 +19,7 @@ import torch
 
 from fusedsl.analysis.refusal import Refusal as Refusal
 from fusedsl.graph.graph import Graph
-from fusedsl.graph.types import Extent, Symbol, TensorType
+from fusedsl.graph.types import Extent, Symbol
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry, KernelSource
 
@@ -71,14 +71,6 @@ class Problem:
 def extent_size(extent: Extent, sizes: Mapping[Symbol, int]) -> int:
     """The run-time size of an extent."""
     return extent if isinstance(extent, int) else sizes[extent]
-
-
-def type_bytes(type_: TensorType, sizes: Mapping[Symbol, int]) -> int:
-    """Bytes of a tensor of this type."""
-    count = type_.dtype.itemsize
-    for extent in type_.shape:
-        count *= extent_size(extent, sizes)
-    return count
 
 
 @attrs.frozen

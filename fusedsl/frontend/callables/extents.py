@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,8 +59,3 @@ def count(value: TensorValue, dims: Sequence[int]) -> ScalarValue | int | Any:
         extent = size(value, dim)
         total = extent if not is_value(total) and total == 1 else host("mul", total, extent)
     return total
-
-
-def numel_hint(value: TensorValue) -> int:
-    """The number of elements seen while tracing."""
-    return math.prod(value.hint_shape)

@@ -68,7 +68,6 @@ _BOOL_FORMS = {"add": "bitwise_or", "mul": "bitwise_and", "maximum": "bitwise_or
 _BOOL_FORMS |= {"fmax": "bitwise_or", "fmin": "bitwise_and", "sign": "clone"}
 _KEEPS_BOOL = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "clone", "contiguous"}
 _WHOLE = {"floor", "ceil", "trunc", "round"}
-_NEVER = {"isnan", "isinf"}
 
 
 @functools.lru_cache(maxsize=4096)
