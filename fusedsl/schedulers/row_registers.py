@@ -9,7 +9,7 @@ from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single, prepare_cluster
 from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.joint import Joint, find_joint
+from fusedsl.schedulers.joint import Joint, find_shifted_sums, rounds
 from fusedsl.schedulers.row_writer import RowWriter
 
 
@@ -23,10 +23,10 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
         early = p.prefetch or all(w.space.strides[node_id])
         if early and w.space.strides[node_id][last] and e.graph.users()[node_id]:
             e.prefetch(node_id)
-    rounds = _rounds(w)
+    found = _rounds(w)
     if p.cluster > 1:
-        prepare_cluster(e, [w.round_bytes(r) for r in rounds], p.threads // 32, p.cluster)
-    for entries in rounds:
+        prepare_cluster(e, [w.round_bytes(r) for r in found], p.threads // 32, p.cluster)
+    for entries in found:
         w.combine(e, [_exchange(w, e, entry) for entry in entries])
     outputs = w.full_outputs()
     if outputs:
@@ -36,24 +36,9 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
 
 
 def _rounds(w: RowWriter) -> list[list[int | Joint]]:
-    """What each exchange between threads reduces: single reductions by node, and joint pairs, as early as possible.
-
-    The exponentials of a pair are kept in registers, so only rows in registers use pairs.
-    """
-    joints = {j.second: j for j in find_joint(w.problem.graph) if _is_float32(w.problem.graph, j)}
-    if w.problem.numerics == "eager":
-        joints = {}  # eager torch rounds between the two
-    firsts = {j.first for j in joints.values()}
-    found: dict[int, list[int | Joint]] = {}
-    for node_id in w.reductions.nodes:
-        level = w.reductions.stage[node_id]
-        if node_id in firsts:
-            continue
-        entry: int | Joint = joints.get(node_id, node_id)
-        if isinstance(entry, Joint):
-            level -= 1
-        found.setdefault(level, []).append(entry)
-    return [found[level] for level in sorted(found)]
+    """The exchanges. The exponentials of a pair are kept in registers, so only rows in registers use pairs."""
+    joints = [j for j in find_shifted_sums(w.problem.graph) if _is_float32(w.problem.graph, j)]
+    return rounds(w.problem.graph, joints if w.problem.numerics != "eager" else ())  # eager torch rounds between the two
 
 
 def _exchange(w: RowWriter, e: Emitter, entry: int | Joint) -> Exchange:
