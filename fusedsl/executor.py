@@ -103,8 +103,8 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _empty_cuda = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 
 
-def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], list[Tensor]]:
-    """A function that makes all buffers; ``device`` must be the current one when it is called."""
+def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[int], list[Tensor]]:
+    """A function of the current stream that makes all buffers; ``device`` must be the current one when it is called."""
 
     def portable(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -112,14 +112,22 @@ def _allocator(buffers: Sequence[Buffer], device: torch.device) -> Callable[[], 
     empty = portable if _empty_cuda is None or device.type != "cuda" else _empty_cuda
     if len(buffers) == 1 and not buffers[0].zeroed:
         shape, strides, dtype = buffers[0].shape, buffers[0].strides, buffers[0].dtype
-        return lambda: [empty(shape, strides, dtype)]
-    makes = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
-    zeroed = [rank for rank, buffer in enumerate(buffers) if buffer.zeroed]
+        return lambda stream: [empty(shape, strides, dtype)]
+    makes = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers if not buffer.zeroed]
+    zeroed = [(rank, buffer) for rank, buffer in enumerate(buffers) if buffer.zeroed]
+    if not zeroed:
+        return lambda stream: [empty(shape, strides, dtype) for shape, strides, dtype in makes]
+    kept: dict[int, list[tuple[int, Tensor]]] = {}
 
-    def allocate() -> list[Tensor]:
+    def allocate(stream: int) -> list[Tensor]:
+        counters = kept.get(stream)
+        if counters is None or torch.cuda.is_current_stream_capturing():
+            counters = [(rank, portable(b.shape, b.strides, b.dtype).zero_()) for rank, b in zeroed]
+            if not torch.cuda.is_current_stream_capturing():  # a captured graph zeroes its own at every replay
+                kept[stream] = counters
         made = [empty(shape, strides, dtype) for shape, strides, dtype in makes]
-        for rank in zeroed:
-            made[rank].zero_()
+        for rank, counter in counters:
+            made.insert(rank, counter)
         return made
 
     return allocate
@@ -153,11 +161,11 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
         if current_device() != index:
             with torch.cuda.device(index):
                 return run(tensors, scalars)
-        slots = [*tensors, *allocate()]
+        stream = raw_stream(index)
+        slots = [*tensors, *allocate(stream)]
         arguments: list[Any] = [tensor.data_ptr() for tensor in slots]
         if host is not None:
             arguments += host(scalars)
-        stream = raw_stream(index)
         for launch in launchers:
             launch(stream, arguments)
         COUNTERS.launches += count

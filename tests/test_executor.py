@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import fusedsl
+from fusedsl import executor
 from fusedsl.executor import build_tree, copy_span
-from fusedsl.frame import picker
+from fusedsl.frame import Buffer, picker
 from fusedsl.frontend.records import OutputInput, OutputStatic, OutputValue
 from fusedsl.graph.builder import Builder
 from fusedsl.graph.types import ScalarType
@@ -154,3 +155,14 @@ def test_every_element_of_a_result_is_written(device: str) -> None:
         torch.testing.assert_close(more, x + 1.0)
         torch.testing.assert_close(total, x.sum(-1))
         assert torch.equal(three, torch.full_like(x, 3.0))
+
+
+def test_counters_of_grid_barriers_are_kept_a_stream() -> None:
+    buffers = (Buffer((4,), (1,), torch.float32), Buffer((1,), (1,), torch.int32, zeroed=True))
+    allocate = executor._allocator(buffers, torch.device("cpu"))
+    first, again, other = allocate(0), allocate(0), allocate(7)
+    assert [tensor.dtype for tensor in first] == [torch.float32, torch.int32]
+    assert first[1].tolist() == [0]
+    assert first[1] is again[1]
+    assert first[1] is not other[1]
+    assert first[0] is not again[0]

@@ -107,7 +107,11 @@ Argument = TensorArgument | WorkspaceArgument | IntArgument | ScalarArgument
 
 @attrs.frozen
 class Workspace:
-    """A temporary buffer; ``zeroed`` asks for zeros before the first launch."""
+    """A temporary buffer.
+
+    ``zeroed``: it holds zeros before the plan first runs, and what a run leaves there serves the next one (the counter
+    of grid barriers), so the executor keeps one such buffer a stream.
+    """
 
     dtype: torch.dtype
     numel: int

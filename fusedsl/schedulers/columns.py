@@ -45,13 +45,15 @@ class ColumnParams:
 
 def column_kernels(problem: Problem, params: ColumnParams, name: str, scheduler: str) -> KernelPlan:
     """The plan of a column reduction: one launch, or two when the reduced loop is split over blocks."""
-    writer = _ColumnWriter(problem, params, name, scheduler)
+    writer = ColumnWriter(problem, params, name, scheduler)
     if params.split == 1:
         return KernelPlan((writer.whole(),))
     return writer.split()
 
 
-class _ColumnWriter:
+class ColumnWriter:
+    """Writes the kernels of a column problem for given parameters."""
+
     def __init__(self, problem: Problem, params: ColumnParams, name: str, scheduler: str) -> None:
         self.problem, self.params, self.name = problem, params, name
         self.space = iteration_space(problem)
@@ -190,7 +192,7 @@ class _ColumnWriter:
         threads = 32
         lines = 8
         shape = attrs.evolve(p, threads=threads, lines=lines, vector=1, batch=1, exact=False)
-        writer = _ColumnWriter(self.problem, shape, self.name, "")
+        writer = ColumnWriter(self.problem, shape, self.name, "")
         writer.header = self.header
         e = writer.emitter(f"{self.name}_finish")
         writer.locate_column(e)

@@ -37,8 +37,10 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
 
 def _rounds(w: RowWriter) -> list[list[int | Joint]]:
     """The exchanges. The exponentials of a pair are kept in registers, so only rows in registers use pairs."""
-    joints = [j for j in find_shifted_sums(w.problem.graph) if _is_float32(w.problem.graph, j)]
-    return rounds(w.problem.graph, joints if w.problem.numerics != "eager" else ())  # eager torch rounds between the two
+    graph = w.problem.graph
+    if w.problem.numerics == "eager":
+        return rounds(graph, ())  # eager torch rounds between the two
+    return rounds(graph, [joint for joint in find_shifted_sums(graph) if _is_float32(graph, joint)])
 
 
 def _exchange(w: RowWriter, e: Emitter, entry: int | Joint) -> Exchange:

@@ -104,7 +104,7 @@ def branches(x):
         (unrelated, [_meta(64, 32), _meta(64, 32)], ["pointwise", "pointwise"]),
         (no_kernel_text, [_meta(64, 32)], ["pointwise", "eager", "pointwise"]),
         (whole_row_pair, [_meta(64, 32)], ["inner_persistent"]),
-        (branches, [_meta(64, 32)], ["pointwise", "reduction"]),
+        (branches, [_meta(64, 32)], ["outer_persistent"]),
     ],
 )
 def test_expected_segments(fn, args, expected):
@@ -138,7 +138,7 @@ def upcast_twice(x):
 
 def test_an_upcast_is_copied_so_that_the_narrow_value_crosses():
     program = _program(upcast_twice, _meta(64, 32, dtype=BF16))
-    assert sorted(_names(program)) == ["eager", "pointwise", "reduction"]
+    assert sorted(_names(program)) == ["eager", "outer_persistent"]
     for segment in program.segments:
         assert [segment.graph[i].tensor.dtype for i in segment.graph.inputs] == [BF16]
 

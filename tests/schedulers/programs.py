@@ -78,5 +78,10 @@ def column_softmax(x):
 
 
 @fusedsl.fuse
+def apart(x):
+    return x - x.mean((0, 1))
+
+
+@fusedsl.fuse
 def two_norms(x, y):
     return F.softmax(x, -1) + y.mean(0)

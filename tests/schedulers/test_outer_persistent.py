@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns whose reductions meet them again: every form of the kernel, moments in one pass, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusedsl
+from fusedsl.schedulers import outer_persistent
+from fusedsl.schedulers.columns_persistent import PersistentColumnParams
+from tests.schedulers.support import meta, refusal, text_of, whole
+from tests.tolerance import assert_within
+
+BF16 = torch.bfloat16
+
+
+def standardise(x, weight, bias, eps=1e-5):
+    wide = x.float() if x.dtype == torch.bfloat16 else x
+    mean = wide.mean(0)
+    variance = ((wide - mean) ** 2).mean(0)
+    return ((wide - mean) * torch.rsqrt(variance + eps) * weight + bias).to(x.dtype), mean, variance
+
+
+def column_softmax(x):
+    return F.softmax(x, 0)
+
+
+def standardise_gradient(x, grad, weight, mean, rstd):
+    wide, outer = (x.float(), grad.float()) if x.dtype == torch.bfloat16 else (x, grad)
+    normal = (wide - mean) * rstd
+    bias_grad, weight_grad = outer.sum(0), (outer * normal).sum(0)
+    count = x.shape[0]
+    inner = (weight * rstd) * (outer - bias_grad / count - normal * weight_grad / count)
+    return inner.to(x.dtype), weight_grad, bias_grad
+
+
+def bias_gradient(x, grad):
+    inner = grad * torch.sigmoid(x)
+    return inner, inner.float().sum(0)
+
+
+def scaled_by_place(x):
+    return x / (x.argmax(0) + 1), x - x.amin(0)
+
+
+def middle(x):
+    return x - x.mean(1, keepdim=True)
+
+
+def arguments(name: str, rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    x = torch.randn(rows, columns).to(dtype)
+    vectors = tuple(torch.randn(columns) for _ in range(3))
+    return {
+        "standardise": (x, *vectors[:2]),
+        "column_softmax": (x,),
+        "standardise_gradient": (x, torch.randn(rows, columns).to(dtype), vectors[0], vectors[1], vectors[2].abs()),
+        "bias_gradient": (x, torch.randn(rows, columns).to(dtype)),
+        "scaled_by_place": (x,),
+        "middle": (torch.randn(3, rows, columns).to(dtype),),
+    }[name]
+
+
+FUNCTIONS = {
+    f.__name__: f for f in (standardise, column_softmax, standardise_gradient, bias_gradient, scaled_by_place, middle)
+}
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[PersistentColumnParams], None]:
+    """From here on the scheduler chooses these parameters."""
+    return lambda params: monkeypatch.setattr(outer_persistent, "compute_heuristics", lambda problem: params)
+
+
+FORMS = {
+    "resident": PersistentColumnParams(2, 4, 4, 2, resident=64),
+    "partly resident": PersistentColumnParams(2, 4, 4, 2, resident=8),
+    "read again": PersistentColumnParams(2, 4, 4, 2),
+    "one line": PersistentColumnParams(4, 1, 2, 2, resident=2),
+    "one element": PersistentColumnParams(16, 2),
+    "blocks": PersistentColumnParams(2, 4, 4, 2, blocks=3, resident=16),
+    "blocks, partly resident": PersistentColumnParams(2, 2, 4, 1, blocks=4, resident=4),
+    "blocks, one line": PersistentColumnParams(4, 1, 2, 2, blocks=2),
+    "blocks, many lines": PersistentColumnParams(1, 32, 4, 1, blocks=2, resident=32),
+}
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize("form", list(FORMS))
+def test_values_of_every_form(form: str, name: str, device: str, forced) -> None:
+    fn, fused = FUNCTIONS[name], fusedsl.fuse(FUNCTIONS[name])
+    forced(FORMS[form])
+    for dtype in (torch.float32, BF16):
+        args = tuple(x.to(device) for x in arguments(name, 45, 20, dtype))
+        wide = tuple(x.double() for x in args)
+        assert [s.scheduler for s in fused.explain(*args).segments] == ["outer_persistent"]
+        found = _several(fused(*args))
+        eager, truth = _several(fn(*args)), _several(fn(*wide))
+        for one, its_eager, its_truth in zip(found, eager, truth, strict=True):
+            assert_within(one, its_eager, its_truth)
+        again = _several(fused(*args))
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def _several(result: object) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+@pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident"])
+def test_moments_of_hard_columns(form: str, device: str, forced) -> None:
+    """Far from zero, in steps, constant: squares about the mean lose nothing, whatever comes first."""
+    forced(FORMS[form])
+    x = torch.randn(45, 20) + 1e4
+    x[:20, 1] = 0.0
+    x[:, 2] = 3.0
+    x[10:, 3] = 1e6
+    x = x.to(device)
+    args = (x, torch.ones(20, device=device), torch.zeros(20, device=device))
+    found = fusedsl.fuse(standardise)(*args)
+    truth, eager = standardise(*(a.double() for a in args)), standardise(*args)
+    for one, its_eager, its_truth in zip(found, eager, truth, strict=True):
+        assert_within(one, its_eager, its_truth)
+
+
+def test_an_infinite_element_makes_the_mean_infinite(device: str, forced) -> None:
+    forced(FORMS["blocks, partly resident"])
+    x = torch.randn(45, 20)
+    x[13, 4] = float("inf")
+    x[14, 5] = float("nan")
+    args = tuple(a.to(device) for a in (x, torch.ones(20), torch.zeros(20)))
+    found, eager = fusedsl.fuse(standardise)(*args), standardise(*args)
+    torch.testing.assert_close(found[1], eager[1], equal_nan=True)
+    torch.testing.assert_close(found[2].isnan(), eager[2].isnan())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 1000])
+@pytest.mark.parametrize("columns", [2, 3, 24, 130])
+def test_chosen_parameters(rows: int, columns: int, device: str) -> None:
+    args = tuple(x.to(device) for x in arguments("standardise", rows, columns, BF16))
+    fused = fusedsl.fuse(standardise)
+    if rows > 1:
+        assert [s.scheduler for s in fused.explain(*args).segments] == ["outer_persistent"]
+    for one, its_eager, its_truth in zip(
+        fused(*args), standardise(*args), standardise(*(x.double() for x in args)), strict=True
+    ):
+        assert_within(one, its_eager, its_truth)
+
+
+def chosen(rows: int, columns: int, fn: Callable[..., object] = standardise) -> PersistentColumnParams:
+    x = meta(rows, columns, dtype=BF16)
+    args = {standardise: (x, meta(columns), meta(columns)), column_softmax: (x,)}[fn]
+    return outer_persistent.compute_heuristics(whole(fn, *args))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(802816, 64), (50176, 1024), (50176, 512), (12544, 2048), (401408, 64), (8192, 8192)]
+)
+def test_large_tensors_occupy_the_gpu(rows: int, columns: int) -> None:
+    """The grid is resident at once and has at least 95 % of the multiprocessors; a tensor of 51 MB stays in part."""
+    params = chosen(rows, columns)
+    blocks = -(-columns // params.columns) * params.blocks
+    assert 125 <= blocks <= 132
+    assert params.threads * params.lines == 512
+    assert params.threads * params.vector * 2 >= 128
+    if rows * columns <= 26_000_000:
+        assert params.resident * params.blocks * 5 >= rows * 2
+
+
+def test_small_tensors_have_no_barrier_of_blocks() -> None:
+    assert chosen(1000, 100).blocks == 1
+    assert chosen(64, 4096).blocks == 1
+    assert chosen(2, 1 << 20).blocks == 1
+
+
+def test_what_needs_no_result_is_stored_in_the_first_pass() -> None:
+    x = meta(100_000, 64, dtype=BF16)
+    problem = whole(bias_gradient, x, x)
+    params = outer_persistent.compute_heuristics(problem)
+    assert params.resident == 0
+    text = outer_persistent.schedule(problem, params).launches[0].source.text
+    assert text.count("for start in range") == 1
+    assert "back" not in text
+
+
+def test_many_columns_have_no_barrier_of_blocks() -> None:
+    params = chosen(4096, 131072)
+    assert params.blocks == 1
+
+
+def test_few_rows_have_few_lines() -> None:
+    params = chosen(2, 1 << 20)
+    assert params.lines == 1
+    assert params.batch == 2
+
+
+@pytest.mark.parametrize("rows", [1000, 12_544, 100_000])
+def test_another_number_of_rows_gives_the_same_text(rows: int) -> None:
+    one = outer_persistent.schedule(*_planned(50_000, 1024)).launches[0].source
+    other_problem, params = _planned(rows, 1024)
+    other = outer_persistent.schedule(other_problem, params).launches[0].source
+    if params.blocks > 1 and params.resident:
+        assert one == other
+
+
+def _planned(rows: int, columns: int):
+    problem = whole(standardise, meta(rows, columns, dtype=BF16), meta(columns), meta(columns))
+    return problem, outer_persistent.compute_heuristics(problem)
+
+
+def row_softmax(x):
+    return F.softmax(x, -1)
+
+
+def two_loops(x, y):
+    return (x + y[:, None]) - (x + y[:, None]).mean((0, 1))
+
+
+def test_refusals() -> None:
+    inner = refusal("outer_persistent", whole(row_softmax, meta(20, 30)))
+    assert inner is not None
+    assert inner.code == "type_mismatch"
+    apart = refusal("outer_persistent", whole(two_loops, meta(5, 6, 8), meta(5, 8)))
+    assert apart is not None
+    assert apart.code == "layout"
+    plain = refusal("outer_persistent", whole(lambda_free_sum, meta(20, 30)))
+    assert plain is not None
+    assert plain.code == "no_persistent_buffer"
+
+
+def lambda_free_sum(x):
+    return x.sum(0)
+
+
+@pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident"])
+def test_text(form: str, golden: Callable[[str], None]) -> None:
+    x = meta(45, 20, dtype=BF16)
+    golden(text_of(outer_persistent.schedule(whole(standardise, x, meta(20), meta(20)), FORMS[form])))
