@@ -157,7 +157,9 @@ def test_every_element_of_a_result_is_written(device: str) -> None:
         assert torch.equal(three, torch.full_like(x, 3.0))
 
 
-def test_counters_of_grid_barriers_are_kept_a_stream() -> None:
+def test_counters_of_grid_barriers_are_kept_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     buffers = (Buffer((4,), (1,), torch.float32), Buffer((1,), (1,), torch.int32, zeroed=True))
     allocate = executor._allocator(buffers, torch.device("cpu"))
     first, again, other = allocate(0), allocate(0), allocate(7)
@@ -166,3 +168,7 @@ def test_counters_of_grid_barriers_are_kept_a_stream() -> None:
     assert first[1] is again[1]
     assert first[1] is not other[1]
     assert first[0] is not again[0]
+    capturing = True  # a captured graph zeroes its own at every replay
+    assert allocate(0)[1] is not first[1]
+    capturing = False
+    assert allocate(0)[1] is first[1]
