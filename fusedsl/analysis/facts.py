@@ -11,6 +11,7 @@ import attrs
 from fusedsl.analysis.budgets import Device, has_high_bandwidth
 from fusedsl.analysis.domains import class_sizes, domain_map
 from fusedsl.analysis.edges import downstream, find_reads, is_structure, upstream
+from fusedsl.analysis.limits import check_inner, check_inner_outer
 from fusedsl.analysis.liveness import (
     KeptValue,
     broadcast_over_rows,
@@ -95,6 +96,7 @@ class Facts:
         over_rows: values that all rows share.
         outer_bytes: partial results of outer reductions.
         storage: where the kept values live; None without inner reductions.
+        limits: what speaks against keeping rows of this size on this device.
     """
 
     graph: Graph
@@ -114,6 +116,7 @@ class Facts:
     over_rows: frozenset[int]
     outer_bytes: int
     storage: Storage | InnerOuterStorage | Refusal | None
+    limits: Refusal | None = None
 
     def __str__(self) -> str:
         return describe_facts(self)
@@ -160,12 +163,15 @@ def analyse(
     kept_bytes = projected_bytes if projection.outcome is Outcome.PROJECT else plain_bytes
     outer_bytes = outer_partial_bytes(graph, outer, sizes) if is_mixed else 0
     storage: Storage | InnerOuterStorage | Refusal | None = None
+    limits: Refusal | None = None
     if is_mixed:
         storage = plan_inner_outer_storage(kept, outer_bytes, over_rows, sizes, results, device)
+        limits = None if properties is None else check_inner_outer(storage, properties, device)
     elif kind is ReductionType.INNER:
         storage = plan_inner_storage(
             kept, lambda some: live_bytes(graph, some, sizes), sizes, results, device, is_3d=is_3d, inputs=graph.inputs
         )
+        limits = None if properties is None else check_inner(storage, kept_bytes, properties, device)
     return Facts(
         graph,
         kind,
@@ -184,6 +190,7 @@ def analyse(
         over_rows,
         outer_bytes,
         storage,
+        limits,
     )
 
 
@@ -232,6 +239,8 @@ def describe_facts(facts: Facts) -> str:
         lines.append(f"partial results of outer reductions: {facts.outer_bytes} bytes in registers")
     if facts.buffers and facts.storage is not None:
         lines.append(f"storage by the budgets: {_storage_text(facts)}")
+        if facts.limits is not None and facts.limits is not facts.storage:
+            lines.append(f"limits: {facts.limits.reason}")
     return "\n".join(lines)
 
 

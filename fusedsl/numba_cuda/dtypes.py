@@ -94,11 +94,6 @@ def from_torch(dtype: torch.dtype) -> DType:
     """The element type of a torch dtype.
 
     Raises:
-        KeyError: kernels have no such element type (complex, float8, quantised); callers check `is_supported` first.
+        KeyError: kernels have no such element type (complex, float8, quantised).
     """
     return _BY_TORCH[dtype]
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Whether kernels can hold elements of a torch dtype."""
-    return dtype in _BY_TORCH

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 
+from fusedsl.analysis.patterns import check_inner_outer
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.kernel import Geometry
@@ -61,7 +62,8 @@ class InnerOuterParams:
 def can_schedule_compile_time(graph: Graph) -> Refusal | None:
     """Reductions over the row and, complementary to them, sums over the rows whose results only leave."""
     if cut(graph) is None:
-        return Refusal("layout", "not reductions of rows beside sums over all rows whose results only leave")
+        unlike = Refusal("layout", "not reductions of rows beside sums over all rows whose results only leave")
+        return check_inner_outer(graph) or unlike
     return check_ops(graph) or check_self_mapping(graph)
 
 

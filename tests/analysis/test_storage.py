@@ -14,13 +14,7 @@ from fusedsl.analysis.budgets import (
     threads_per_sm,
 )
 from fusedsl.analysis.facts import analyse
-from fusedsl.analysis.limits import (
-    check_inner,
-    check_inner_outer,
-    check_outer_occupancy,
-    check_outer_storage,
-    outer_sms_needed,
-)
+from fusedsl.analysis.limits import check_inner, check_inner_outer
 from fusedsl.analysis.liveness import KeptValue
 from fusedsl.analysis.projection import Outcome, Recompute, decide_projection
 from fusedsl.analysis.reductions import ReductionProperties
@@ -147,33 +141,6 @@ def test_inner_checks() -> None:
     refused = check_inner(_plan(100000, 4, small), 400000, _properties(1000, 100000), small)
     assert refused is not None
     assert refused.code == "over_half_gpu"
-
-
-@pytest.mark.parametrize(
-    ("column", "vector", "code"),
-    [
-        (4096, 8, None),  # one multiprocessor
-        (32768, 8, None),  # 8 multiprocessors
-        (32768, 2, "not_vectorised"),
-        (1 << 20, 8, "over_half_gpu"),
-        (1 << 26, 8, "not_enough_registers"),
-    ],
-)
-def test_outer_storage_checks(column: int, vector: int, code: str | None) -> None:
-    refusal = check_outer_storage(column, vector, H200)
-    assert (refusal.code if refusal else None) == code
-
-
-def test_outer_columns_over_a_grid() -> None:
-    assert (outer_sms_needed(4096, 8, H200), outer_sms_needed(4097, 8, H200)) == (1, 2)
-    assert check_outer_occupancy(66, _properties(100, 8192), H200, across_grid=True) is None
-    refused = check_outer_occupancy(65, _properties(100, 8192), H200, across_grid=True)
-    assert refused is not None
-    assert refused.code == "cross_grid_few_sms"
-    refused = check_outer_occupancy(15, _properties(100, 8192), H200, across_grid=False)
-    assert refused is not None
-    assert refused.code == "few_sms"
-    assert check_outer_occupancy(15, _properties(100, 8191), H200, across_grid=False) is None
 
 
 # inner-outer ------------------------------------------------------------
