@@ -29,19 +29,37 @@ class Timing:
         low_us: 20th percentile.
         high_us: 80th percentile.
         samples: how many calls were timed.
+        samples_us: each of them, in the order they were taken; not written to files.
     """
 
     median_us: float
     low_us: float
     high_us: float
     samples: int
+    samples_us: tuple[float, ...] = attrs.field(default=(), repr=False)
 
     @classmethod
     def of(cls, samples_us: list[float]) -> Timing:
         """Summarise samples given in microseconds."""
         ordered = sorted(samples_us)
         last = len(ordered) - 1
-        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)], len(ordered))
+        low, high = ordered[round(0.2 * last)], ordered[round(0.8 * last)]
+        return cls(statistics.median(ordered), low, high, len(ordered), tuple(samples_us))
+
+
+class Deadline:
+    """When to start nothing new.
+
+    Args:
+        budget_s: seconds from now; None: no limit.
+    """
+
+    def __init__(self, budget_s: float | None) -> None:
+        self._end = None if budget_s is None else time.perf_counter() + budget_s
+
+    def passed(self, reserve_s: float = 0.0) -> bool:
+        """Whether less than ``reserve_s`` seconds are left."""
+        return self._end is not None and time.perf_counter() + reserve_s >= self._end
 
 
 class L2Flush:
