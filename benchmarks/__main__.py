@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line of the benchmarks: one or several suites, or all of them.
 
-Suites: norms, pointwise, reductions, norms_backward, batchnorm (fusedsl beside its peers), sweep (norms over row
-lengths beside the copy rate), host (what a call costs the host).
+norms, pointwise, reductions, norms_backward, batchnorm: GPU time, fusedsl beside its peers;
+sweep: GPU time of norms over row lengths, beside the copy rate;
+host: what a call costs the host.
 """
 
 from __future__ import annotations
