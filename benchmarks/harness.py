@@ -13,7 +13,14 @@ from torch import Tensor
 
 from benchmarks.operations import Operation, Results, Shape
 from benchmarks.peers import OURS, Peer
-from benchmarks.timing import L2Flush, Timing, choose_repeats, measure_gpu
+from benchmarks.timing import (
+    AHEAD_CYCLES,
+    AHEAD_CYCLES_AUTOGRAD,
+    L2Flush,
+    Timing,
+    choose_repeats,
+    measure_gpu,
+)
 
 #: A contestant's error may be this many times eager's before its values count as wrong.
 ERROR_FACTOR = 2.0
@@ -204,6 +211,7 @@ def run_case(
     traffic = operation.traffic_bytes(shape, dtype)
     if calls and flush is not None:
         repeats = choose_repeats(next(iter(calls.values())), budget_s)
-        for name, timing in measure_gpu(calls, flush, repeats).items():
+        ahead = AHEAD_CYCLES if operation.forward is None else AHEAD_CYCLES_AUTOGRAD
+        for name, timing in measure_gpu(calls, flush, repeats, ahead).items():
             entries[name] = attrs.evolve(entries[name], timing=timing, gbps=traffic / timing.median_us / 1e3)
     return Case(operation.name, shape, str(dtype).removeprefix("torch."), traffic, tuple(entries.values()))

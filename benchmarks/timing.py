@@ -16,8 +16,10 @@ import torch
 
 Call = Callable[[], object]
 
-#: Cycles the GPU sleeps before a sample: about 0.1 ms, longer than any contestant's host time.
-_AHEAD_CYCLES = 200_000
+#: Cycles the GPU sleeps before a sample: about 0.1 ms, longer than any contestant's host time of a forward call.
+AHEAD_CYCLES = 200_000
+#: The same for calls that go through autograd's engine, which wakes a thread: about 0.5 ms.
+AHEAD_CYCLES_AUTOGRAD = 1_000_000
 
 
 @attrs.frozen
@@ -77,13 +79,16 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def measure_gpu(calls: Mapping[str, Call], flush: L2Flush, repeats: int) -> dict[str, Timing]:
+def measure_gpu(
+    calls: Mapping[str, Call], flush: L2Flush, repeats: int, ahead_cycles: int = AHEAD_CYCLES
+) -> dict[str, Timing]:
     """Time every call ``repeats`` times, taking turns; the order rotates, so that no one is always first.
 
     Args:
         calls: contestant -> function without arguments; each must have run before (compiled).
         flush: evicts the L2 cache.
         repeats: samples a contestant.
+        ahead_cycles: how long the GPU sleeps before a sample, so that the host is ahead of it.
 
     Returns:
         contestant -> its timing.
@@ -95,7 +100,7 @@ def measure_gpu(calls: Mapping[str, Call], flush: L2Flush, repeats: int) -> dict
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             start, stop = _event(), _event()
-            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(ahead_cycles)  # type: ignore[no-untyped-call]
             flush()
             start.record()
             calls[name]()
