@@ -40,8 +40,15 @@ class Strategy:
     sources: tuple[KernelSource, ...] = attrs.field(repr=False)
 
 
-#: Parameters that a change of strategy shows in; ``batch`` and ``exact`` follow the length.
-_TELLING = ("storage", "threads", "rows", "cluster", "split", "min_blocks")
+#: Parameters that follow every length; all others tell a change of strategy.
+_FOLLOWING = ("batch", "exact", "vector", "prefetch")
+
+
+def _key(params: Any) -> Hashable:
+    if not attrs.has(type(params)):
+        return None
+    fields = attrs.asdict(params, filter=lambda attribute, _: attribute.name not in _FOLLOWING)
+    return tuple(sorted((name, str(value)) for name, value in fields.items()))
 
 
 def _label(scheduler: str, params: Any) -> str:
@@ -79,7 +86,7 @@ class Planner:
         ]
         explanation: Explanation = self._function.explain(*arguments, arch=self._arch)
         segments = explanation.segments
-        key = tuple((s.scheduler, *(getattr(s.params, name, None) for name in _TELLING)) for s in segments)
+        key = tuple((s.scheduler, _key(s.params)) for s in segments)
         labels = dict.fromkeys(_label(s.scheduler, s.params) for s in segments)
         launches = [launch for s in segments if s.plan is not None for launch in s.plan.launches]
         sources = tuple(launch.source for launch in launches)
