@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
+from pathlib import Path
 
 import torch
 
+_ROOT = Path(__file__).parent.parent
 _DISTRIBUTIONS = ("torch", "triton", "numba", "numba-cuda", "numpy", "cuda-core", "liger-kernel", "quack-kernels")
 
 
@@ -33,15 +36,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+def commit() -> str:
+    """The commit of the working tree (with ``+`` where it was changed); else FUSEDSL_COMMIT; else "unknown"."""
+    found = _output("git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD")
+    if not found:
+        return os.environ.get("FUSEDSL_COMMIT", "") or "unknown"
+    return found + ("+" if _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no") else "")
+
+
 def describe() -> dict[str, object]:
-    """GPU, driver, versions, UTC date and the commit (with ``+`` where the tree was changed)."""
+    """GPU, driver, versions, UTC date and the commit."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    changed = "+" if _output("git", "status", "--porcelain", "--untracked-files=no") else ""
     return {
         "gpu": gpu,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cpu": platform.processor() or platform.machine(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _output("git", "rev-parse", "--short", "HEAD") + changed,
+        "commit": commit(),
         "versions": versions(),
     }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suite ``host``: what a call costs the host, how long the first call takes, what the import adds.
 
-First calls and imports run in fresh processes. The host time of a cached call needs a GPU.
+First calls and imports run in fresh processes. The host time of cached calls, without and with gradients recorded,
+needs a GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 import fusedsl
+from benchmarks.operations import Shape
+from benchmarks.suites import layernorm
 from benchmarks.timing import measure_host
 
 
@@ -30,6 +34,18 @@ def sum_of_eight(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tenso
     """Seven pointwise ops, eight inputs, one output."""
     return a + b + c + d + e + f + g + h
 
+
+#: Shape of the tensors: so small that the GPU keeps up with the host.
+SMALL = (32, 64)
+
+#: Functions whose gradient is recorded, and the shapes of their arguments.
+RECORDED: tuple[tuple[Callable[..., Tensor], Sequence[Shape]], ...] = (
+    (scale_shift, [SMALL] * 2),
+    (layernorm, [SMALL, SMALL[1:], SMALL[1:]]),
+)
+
+#: Host time that a forward call which records a gradient should take at most, in microseconds.
+RECORDED_TARGET_US = 20.0
 
 _FIRST_CALL = """
 import json, sys, time
@@ -91,13 +107,28 @@ def measure_first_call(repeats: int) -> dict[str, float]:
     }
 
 
-def measure_cached_calls(loops: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Median host time of a call in microseconds: {case: {contestant: us}}, on (32, 64) float32 tensors."""
-    results: dict[str, dict[str, float]] = {}
-    for function, count in ((scale_shift, 2), (sum_of_eight, 8)):
-        arguments = [torch.randn(32, 64, device="cuda") for _ in range(count)]
-        contestants = {"fusedsl": fusedsl.fuse(function), "eager": function, "compile": torch.compile(function)}
-        calls = {name: functools.partial(f, *arguments) for name, f in contestants.items()}
+#: {case: {contestant: median microseconds}}
+HostTimes = dict[str, dict[str, float]]
+
+
+def make_calls(
+    function: Callable[..., Tensor], shapes: Sequence[Shape], device: str, recorded: bool
+) -> dict[str, Callable[[], object]]:
+    """Calls of a function on float32 tensors, by contestant; ``recorded``: every tensor requires a gradient."""
+    arguments = [torch.randn(shape, device=device, requires_grad=recorded) for shape in shapes]
+    contestants: dict[str, Callable[..., Tensor]] = {
+        "fusedsl": fusedsl.fuse(function),
+        "eager": function,
+        "compile": torch.compile(function),
+    }
+    return {name: functools.partial(f, *arguments) for name, f in contestants.items()}
+
+
+def measure_calls(cases: Sequence[tuple[Callable[..., Tensor], Sequence[Shape]]], loops: int, rounds: int) -> HostTimes:
+    """Median host time of a cached call in microseconds; gradients are recorded where grad mode is on."""
+    results: HostTimes = {}
+    for function, shapes in cases:
+        calls = make_calls(function, shapes, "cuda", torch.is_grad_enabled())
         for call in calls.values():
             for _ in range(10):
                 call()
@@ -106,14 +137,32 @@ def measure_cached_calls(loops: int, rounds: int) -> dict[str, dict[str, float]]
     return results
 
 
+def measure_cached_calls(loops: int, rounds: int) -> HostTimes:
+    """Calls that record nothing: pointwise functions of two and of eight tensors."""
+    with torch.no_grad():
+        return measure_calls(((scale_shift, [SMALL] * 2), (sum_of_eight, [SMALL] * 8)), loops, rounds)
+
+
+def measure_recorded_calls(loops: int, rounds: int) -> HostTimes:
+    """Forward calls that record a gradient: a pointwise function of two tensors, and layer norm."""
+    with torch.enable_grad():
+        return measure_calls(RECORDED, loops, rounds)
+
+
 def run(quick: bool) -> dict[str, object]:
     """The whole suite, printed as it goes."""
     payload: dict[str, object] = {}
     if torch.cuda.is_available():
-        cached = measure_cached_calls(200 if quick else 500, 5 if quick else 15)
-        for case, row in cached.items():
-            print(f"host time of a cached call, {case}: " + ", ".join(f"{k} {v:.1f} us" for k, v in row.items()))
-        payload["cached_call_us"] = cached
+        loops, rounds = (200, 5) if quick else (500, 15)
+        payload["cached_call_us"] = cached = measure_cached_calls(loops, rounds)
+        payload["recorded_call_us"] = recorded = measure_recorded_calls(loops, rounds)
+        payload["recorded_call_target_us"] = RECORDED_TARGET_US
+        for what, times in (("a cached call", cached), ("a call that records a gradient", recorded)):
+            for case, row in times.items():
+                print(f"host time of {what}, {case}: " + ", ".join(f"{k} {v:.1f} us" for k, v in row.items()))
+        for case, row in recorded.items():
+            verdict = "met" if row["fusedsl"] <= RECORDED_TARGET_US else "missed"
+            print(f"target of {RECORDED_TARGET_US:.0f} us for {case} with a gradient: {verdict}")
     else:
         print("host time of a cached call: needs an NVIDIA GPU")
     first = measure_first_call(1 if quick else 3)

@@ -18,14 +18,6 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
-def _ratios(case: Case) -> tuple[float, str]:
-    """fusedsl's rate over the best peer's, and that peer's name; NaN where either is missing."""
-    ours, best = case.entry("fusedsl"), case.best_peer()
-    if ours is None or best is None:
-        return math.nan, "-"
-    return ours.gbps / best.gbps, best.peer
-
-
 def _number(value: float, digits: int) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
@@ -33,25 +25,26 @@ def _number(value: float, digits: int) -> str:
 def format_table(cases: Sequence[Case], peers: Sequence[str], copy_gbps: float) -> str:
     """GB/s of minimal traffic for every case and peer, with fusedsl's ratio to the best peer and to the copy rate.
 
-    ``!`` after a number marks wrong values; ``-`` a peer that did not run.
+    ``!`` after a number marks wrong values; ``-`` a peer that did not run; "spread" is the interquartile range of the
+    ratio over its median.
     """
     lines = [
-        "| op | shape | " + " | ".join(peers) + " | best peer | ratio | of copy |",
-        "|---|---|" + "---|" * (len(peers) + 3),
+        "| op | shape | " + " | ".join(peers) + " | best peer | ratio | spread | of copy |",
+        "|---|---|" + "---|" * (len(peers) + 4),
     ]
     for case in cases:
         cells = []
         for peer in peers:
             entry = case.entry(peer)
             cells.append("-" if entry is None else f"{entry.gbps:.0f}" + ("" if entry.correct else "!"))
-        ratio, best = _ratios(case)
-        ours = case.entry("fusedsl")
+        ours, best = case.entry("fusedsl"), case.best_peer()
         of_copy = ours.gbps / copy_gbps if ours is not None else math.nan
         shape = "x".join(map(str, case.shape))
-        row = [case.operation, shape, *cells, best, _number(ratio, 3), _number(of_copy, 2)]
+        ratio = [_number(case.ratio(), 3), _number(case.ratio_spread(), 3)]
+        row = [case.operation, shape, *cells, "-" if best is None else best.peer, *ratio, _number(of_copy, 2)]
         lines.append("| " + " | ".join(row) + " |")
     for operation in dict.fromkeys(case.operation for case in cases):
-        ratios = [_ratios(case)[0] for case in cases if case.operation == operation]
+        ratios = [case.ratio() for case in cases if case.operation == operation]
         known = [r for r in ratios if not math.isnan(r)]
         lines.append(f"{operation}: ratio to the best peer, geometric mean {_number(geometric_mean(known), 3)}")
     return "\n".join(lines)
@@ -78,8 +71,13 @@ def write_json(path: Path, suite: str, environment: dict[str, object], payload: 
 
 
 def cases_to_data(cases: Sequence[Case]) -> list[dict[str, object]]:
-    """Plain data for JSON."""
-    return [attrs.asdict(case) for case in cases]
+    """Plain data for JSON, without the single samples; a ratio that is not known is None."""
+    found: list[dict[str, object]] = []
+    for case in cases:
+        numbers = {"ratio": case.ratio(), "ratio_spread": case.ratio_spread()}
+        known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+        found.append({**attrs.asdict(case, filter=lambda attribute, _: attribute.name != "samples_us"), **known})
+    return found
 
 
 def write_chart(path: Path, title: str, cases: Sequence[Case], peers: Sequence[str], copy_gbps: float) -> bool:

@@ -16,8 +16,10 @@ import torch
 
 Call = Callable[[], object]
 
-#: Cycles the GPU sleeps before a sample: about 0.1 ms, longer than any contestant's host time.
-_AHEAD_CYCLES = 200_000
+#: Cycles the GPU sleeps before a sample: about 0.1 ms, longer than any contestant's host time of a forward call.
+AHEAD_CYCLES = 200_000
+#: The same for calls that go through autograd's engine, which wakes a thread: about 0.5 ms.
+AHEAD_CYCLES_AUTOGRAD = 1_000_000
 
 
 @attrs.frozen
@@ -29,19 +31,37 @@ class Timing:
         low_us: 20th percentile.
         high_us: 80th percentile.
         samples: how many calls were timed.
+        samples_us: each of them, in the order they were taken; not written to files.
     """
 
     median_us: float
     low_us: float
     high_us: float
     samples: int
+    samples_us: tuple[float, ...] = attrs.field(default=(), repr=False)
 
     @classmethod
     def of(cls, samples_us: list[float]) -> Timing:
         """Summarise samples given in microseconds."""
         ordered = sorted(samples_us)
         last = len(ordered) - 1
-        return cls(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)], len(ordered))
+        low, high = ordered[round(0.2 * last)], ordered[round(0.8 * last)]
+        return cls(statistics.median(ordered), low, high, len(ordered), tuple(samples_us))
+
+
+class Deadline:
+    """When to start nothing new.
+
+    Args:
+        budget_s: seconds from now; None: no limit.
+    """
+
+    def __init__(self, budget_s: float | None) -> None:
+        self._end = None if budget_s is None else time.perf_counter() + budget_s
+
+    def passed(self, reserve_s: float = 0.0) -> bool:
+        """Whether less than ``reserve_s`` seconds are left."""
+        return self._end is not None and time.perf_counter() + reserve_s >= self._end
 
 
 class L2Flush:
@@ -59,13 +79,16 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def measure_gpu(calls: Mapping[str, Call], flush: L2Flush, repeats: int) -> dict[str, Timing]:
+def measure_gpu(
+    calls: Mapping[str, Call], flush: L2Flush, repeats: int, ahead_cycles: int = AHEAD_CYCLES
+) -> dict[str, Timing]:
     """Time every call ``repeats`` times, taking turns; the order rotates, so that no one is always first.
 
     Args:
         calls: contestant -> function without arguments; each must have run before (compiled).
         flush: evicts the L2 cache.
         repeats: samples a contestant.
+        ahead_cycles: how long the GPU sleeps before a sample, so that the host is ahead of it.
 
     Returns:
         contestant -> its timing.
@@ -77,7 +100,7 @@ def measure_gpu(calls: Mapping[str, Call], flush: L2Flush, repeats: int) -> dict
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             start, stop = _event(), _event()
-            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(ahead_cycles)  # type: ignore[no-untyped-call]
             flush()
             start.record()
             calls[name]()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests that need an NVIDIA GPU, the most telling first, within a time limit; prints what failed and why.
-# Usage: gpu_check.sh [PART...]   parts: values core faults language rest big perf (default: all but perf, in this order)
+# Usage: gpu_check.sh [PART...]   parts: values core faults language rest big perf tune (default: all but perf and tune)
+# tune runs no tests: it times the parameters of the gradients of norms and writes tune_norms_backward.json to OUT.
 #
 #   PYTHON   interpreter with the dependencies (default: .venv/bin/python, else python3)
 #   LIMIT    seconds for all parts together (default 560)
@@ -17,6 +18,15 @@ end=$((SECONDS + ${LIMIT:-560}))
 
 failed=0
 for part in "$@"; do
+  left=$((end - SECONDS))
+  [ $left -gt 5 ] || { echo "== $part: no time left"; failed=1; continue; }
+  log=$out/$part.log
+  if [ "$part" = tune ]; then
+    timeout -k 10 $left "$python" -m benchmarks.tune norms_backward --budget $((left > 60 ? left - 30 : left / 2)) \
+      --out "$out/tune_norms_backward.json" >"$log" 2>&1 || failed=1
+    cat "$log"
+    continue
+  fi
   workers=(-n "${WORKERS:-8}" --dist loadgroup)
   flags=()
   case $part in
@@ -33,9 +43,6 @@ for part in "$@"; do
     perf) paths=(tests) workers=() flags=(--perf -m "gpu and perf") ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
   esac
-  left=$((end - SECONDS))
-  [ $left -gt 5 ] || { echo "== $part: no time left"; failed=1; continue; }
-  log=$out/$part.log
   timeout -k 10 $left "$python" -m pytest -q --tb=short -p no:cacheprovider -m gpu -rfE \
     "${workers[@]}" "${flags[@]}" "${paths[@]}" >"$log" 2>&1
   status=$?

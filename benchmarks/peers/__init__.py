@@ -8,8 +8,11 @@ from collections.abc import Callable
 import attrs
 from torch import Tensor
 
-from benchmarks.operations import Operation
+from benchmarks.operations import Operation, Results
 from benchmarks.peers import eager, fused, inductor, liger, nvfuser, quack
+
+#: Contestants that are fusedsl itself.
+OURS = ("fusedsl", "fusedsl_bare")
 
 
 @attrs.frozen
@@ -18,18 +21,20 @@ class Peer:
 
     Attributes:
         name: what tables call it.
-        prepare: (operation, arguments) -> a call without arguments that gives the result tensor, or None where the peer
-            has no such operation. It may import and compile; what it raises is reported, never fatal.
+        prepare: (operation, arguments) -> a call without arguments that gives the results, or None where the peer has
+            no such operation. It may import and compile; what it raises is reported, never fatal. Of an operation that
+            gives gradients, the forward pass is done here.
         distribution: the installed distribution whose version is recorded; "" for none.
     """
 
     name: str
-    prepare: Callable[[Operation, tuple[Tensor, ...]], Callable[[], Tensor] | None]
+    prepare: Callable[[Operation, tuple[Tensor, ...]], Callable[[], Results] | None]
     distribution: str = ""
 
 
 PEERS: tuple[Peer, ...] = (
     Peer("fusedsl", fused.prepare, "fusedsl"),
+    Peer("fusedsl_bare", fused.prepare_bare, "fusedsl"),
     Peer("eager", eager.prepare, "torch"),
     Peer("compile", inductor.prepare, "triton"),
     Peer("liger", liger.prepare, "liger-kernel"),

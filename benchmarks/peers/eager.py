@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from benchmarks.operations import Operation
+from benchmarks.operations import Operation, Results, backward_call
 
 
-def prepare(operation: Operation, arguments: tuple[Tensor, ...]) -> Callable[[], Tensor]:
-    """The plain function."""
+def prepare(operation: Operation, arguments: tuple[Tensor, ...]) -> Callable[[], Results]:
+    """The plain function; of gradients, autograd's backward pass."""
+    if operation.forward is not None:
+        return backward_call(operation.forward, operation.wanted, arguments)
     function = operation.function
     return lambda: function(*arguments)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Liger-Kernel (Triton): RMS norm, layer norm and softmax."""
+"""Liger-Kernel (Triton): RMS norm, layer norm, softmax and cross entropy.
+
+Its cross entropy looks at the targets on the host before it starts its kernel, in every call.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,46 @@ from typing import cast
 
 from torch import Tensor
 
-from benchmarks.operations import Operation
+from benchmarks.operations import Operation, Results, backward_call
 
 
-def prepare(operation: Operation, arguments: tuple[Tensor, ...]) -> Callable[[], Tensor] | None:
-    """The forward of Liger's autograd function for this operation."""
-    if operation.name == "rmsnorm":
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+def _rmsnorm(x: Tensor, weight: Tensor) -> Tensor:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-        return lambda: cast(Tensor, LigerRMSNormFunction.apply(*arguments, 1e-6, 0.0, "llama", False))
-    if operation.name == "layernorm":
-        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+    return cast(Tensor, LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False))
 
-        return lambda: cast(Tensor, LigerLayerNormFunction.apply(*arguments, 1e-5))
-    if operation.name == "softmax":
-        from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-        return lambda: cast(Tensor, LigerSoftmaxFunction.apply(*arguments))
-    return None
+def _layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    return cast(Tensor, LigerLayerNormFunction.apply(x, weight, bias, 1e-5))
+
+
+def _softmax(x: Tensor) -> Tensor:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    return cast(Tensor, LigerSoftmaxFunction.apply(x))
+
+
+def _cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+
+    return cast(Tensor, LigerCrossEntropyFunction.apply(x, target, None, -100, 0.0, 0.0, "none")[0])
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "softmax": _softmax,
+    "cross_entropy": _cross_entropy,
+}
+
+
+def prepare(operation: Operation, arguments: tuple[Tensor, ...]) -> Callable[[], Results] | None:
+    """Liger's autograd function for this operation: its forward pass, or of gradients its backward pass."""
+    function = FUNCTIONS.get(operation.name.removesuffix("_bwd"))
+    if function is None:
+        return None
+    if operation.forward is not None:
+        return backward_call(function, operation.wanted, arguments)
+    return lambda: function(*arguments)

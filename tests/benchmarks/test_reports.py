@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
+from benchmarks import environment
 from benchmarks.environment import describe
 from benchmarks.harness import Case, Entry, relative_error
-from benchmarks.operations import SUITES, Operation
-from benchmarks.peers import PEERS, eager
+from benchmarks.peers import PEERS
 from benchmarks.readme import NOT_MEASURED, replace_part, results_table
 from benchmarks.report import (
     cases_to_data,
@@ -25,9 +25,10 @@ from benchmarks.report import (
     write_chart,
     write_json,
 )
+from benchmarks.suites import SUITES
 from benchmarks.timing import Timing
 
-OPERATIONS = [operation for suite in SUITES.values() for operation in suite]
+OPERATIONS = [operation for suite in SUITES.values() for operation in suite.operations]
 
 
 def entry(peer: str, gbps: float, correct: bool = True) -> Entry:
@@ -41,26 +42,6 @@ def example_cases() -> list[Case]:
     ran = (entry("fusedsl", 950), entry("eager", 1000), Entry("liger", note="OSError: no"))
     second = Case("rmsnorm", (8, 4), "bfloat16", 136, ran)
     return [first, second]
-
-
-def test_traffic_counts_every_argument_and_the_result_once() -> None:
-    traffic = {operation.name: operation.traffic_bytes((6, 10), torch.bfloat16) for operation in OPERATIONS}
-    assert traffic == {
-        "rmsnorm": 2 * (60 + 10 + 60),
-        "layernorm": 2 * (60 + 10 + 10 + 60),
-        "softmax": 2 * (60 + 60),
-        "gelu_bias": 2 * (60 + 10 + 60),
-        "silu_mul": 2 * (60 + 60 + 60),
-        "colsum": 2 * (60 + 10),
-        "rowsum": 2 * (60 + 6),
-    }
-
-
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
-def test_traffic_is_that_of_the_tensors(operation: Operation) -> None:
-    arguments = operation.make_arguments((6, 10), torch.float32, "cpu")
-    result = eager.prepare(operation, arguments)()
-    assert sum(t.nbytes for t in (*arguments, result)) == operation.traffic_bytes((6, 10), torch.float32)
 
 
 def test_arguments_are_the_same_every_time() -> None:
@@ -86,8 +67,8 @@ def test_geometric_mean() -> None:
 
 def test_table_ignores_wrong_values_when_it_picks_the_best_peer() -> None:
     lines = format_table(example_cases(), ["fusedsl", "eager", "nvfuser"], 4000.0).splitlines()
-    assert lines[2] == "| rmsnorm | 64x32 | 3800 | 1900 | 9000! | eager | 2.000 | 0.95 |"
-    assert lines[3] == "| rmsnorm | 8x4 | 950 | 1000 | - | eager | 0.950 | 0.24 |"
+    assert lines[2] == "| rmsnorm | 64x32 | 3800 | 1900 | 9000! | eager | 2.000 | - | 0.95 |"
+    assert lines[3] == "| rmsnorm | 8x4 | 950 | 1000 | - | eager | 0.950 | - | 0.24 |"
     assert lines[4] == f"rmsnorm: ratio to the best peer, geometric mean {(2 * 0.95) ** 0.5:.3f}"
 
 
@@ -100,9 +81,9 @@ def test_failures_are_told_once_each() -> None:
 
 def test_results_files_feed_the_readme(tmp_path: Path) -> None:
     assert results_table(tmp_path) == NOT_MEASURED
-    environment = {"gpu": "Some GPU", "date": "2026-01-02T03:04:05", "versions": {"torch": "2.0"}}
+    where: dict[str, object] = {"gpu": "Some GPU", "date": "2026-01-02T03:04:05", "versions": {"torch": "2.0"}}
     payload: dict[str, object] = {"copy_gbps": [4000.0, 4200.0], "cases": cases_to_data(example_cases())}
-    write_json(tmp_path / "norms.json", "norms", environment, payload)
+    write_json(tmp_path / "norms.json", "norms", where, payload)
     table = results_table(tmp_path).splitlines()
     assert "Some GPU" in table[0] and "4100 GB/s" in table[0] and "2026-01-02" in table[0]
     assert table[-2:] == [
@@ -125,9 +106,47 @@ def test_chart_is_a_picture(tmp_path: Path) -> None:
 
 
 def test_environment_names_the_versions() -> None:
-    environment = json.loads(json.dumps(describe()))
-    assert environment["versions"]["torch"] == torch.__version__
-    assert environment["date"].startswith("20")
+    described = json.loads(json.dumps(describe()))
+    assert described["commit"]
+    assert described["versions"]["torch"] == torch.__version__
+    assert described["date"].startswith("20")
+
+
+def test_commit_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_output", lambda *command: "")
+    monkeypatch.delenv("FUSEDSL_COMMIT", raising=False)
+    assert environment.commit() == "unknown"
+    monkeypatch.setenv("FUSEDSL_COMMIT", "abc1234")
+    assert environment.commit() == "abc1234"
+
+
+def test_spread_of_the_ratio(tmp_path: Path) -> None:
+    def timed(peer: str, samples: list[float]) -> Entry:
+        timing = Timing.of(samples)
+        return Entry(peer, timing, 1e3 / timing.median_us, 1e-3, True)
+
+    steady = Case(
+        "softmax",
+        (8, 4),
+        "bfloat16",
+        1,
+        (timed("fusedsl", [1.0, 2.0, 4.0, 8.0]), timed("eager", [2.0, 4.0, 8.0, 16.0])),
+    )
+    assert steady.ratio_spread() == 0.0, "what slows both does not count"
+    shaky = Case("softmax", (8, 4), "bfloat16", 1, (timed("fusedsl", [1.0] * 4), timed("eager", [1.0, 2.0, 2.0, 3.0])))
+    assert shaky.ratio_spread() == pytest.approx(0.25)
+    (data, _) = cases_to_data([shaky, example_cases()[0]])
+    assert data["ratio_spread"] == pytest.approx(0.25)
+    assert "samples_us" not in json.dumps(cases_to_data([shaky]))
+    json.dumps(cases_to_data(example_cases()), allow_nan=False)
+
+
+def test_our_own_variants_are_no_peers() -> None:
+    case = Case(
+        "softmax_bwd", (8, 4), "bfloat16", 1, (entry("fusedsl", 10), entry("fusedsl_bare", 30), entry("eager", 5))
+    )
+    best = case.best_peer()
+    assert best is not None and best.peer == "eager"
 
 
 def test_command_line_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +158,10 @@ def test_command_line_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypa
 def test_shapes_on_the_command_line() -> None:
     options = command.parse_arguments(["norms", "--shapes", "64x32", "8x4"])
     assert options.shapes == [(64, 32), (8, 4)]
+    assert command.shapes_of("norms", options.shapes) == options.shapes
+    assert command.shapes_of("batchnorm", options.shapes) == []
+    assert command.shapes_of("batchnorm", None) == list(SUITES["batchnorm"].shapes)
+    assert command.parse_arguments(["batchnorm", "--shapes", "2x3x4x5"]).shapes == [(2, 3, 4, 5)]
     with pytest.raises(SystemExit):
         command.parse_arguments(["norms", "--shapes", "64"])
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from examples import demo, layer_norm, rms_norm, softmax
+from examples import demo, layer_norm, rms_norm, softmax, train_block
 from examples.common import check
 from tests.faults.programs import run_python
 
@@ -43,3 +43,19 @@ def test_the_readme_example_runs(tmp_path: Path) -> None:
     difference = float(printed.splitlines()[0].removeprefix("tensor(").rstrip(")"))
     assert 0 <= difference < 1e-5
     assert "inner_persistent" in printed
+
+
+def test_training_with_fused_pieces_has_the_same_losses(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    size = train_block.Size(batch=4, width=16, hidden=32, classes=8, blocks=1, steps=3)
+    assert train_block.check_float32(size, device) <= train_block.ALLOWED
+    (pair,) = train_block.compare_bfloat16(size, 1, device)
+    assert pair[0] == pytest.approx(pair[1], rel=0.05)
+    assert "largest relative difference" in capsys.readouterr().out
+
+
+def test_losses_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = train_block.Size(batch=8, width=4, hidden=8, classes=3, blocks=1, steps=2)
+    wrong = train_block.Pieces(norm=lambda x, weight, bias: 1.01 * train_block.norm(x, weight, bias))
+    monkeypatch.setattr(train_block, "FUSED", wrong)
+    with pytest.raises(AssertionError, match="losses differ"):
+        train_block.check_float32(size, "cpu")

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters that are tried: one function a kind of parameters, and other spellings of loads and stores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from fusedsl.numba_cuda.device import DeviceProperties
+from fusedsl.schedulers.base import KernelPlan
+from fusedsl.schedulers.columns import ColumnParams
+from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
+from fusedsl.schedulers.pointwise import PointwiseParams
+from fusedsl.schedulers.row_params import RowParams
+
+
+def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
+    """Rows in registers: block sizes, clusters, rows a block, what is loaded early."""
+    for threads, cluster in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8, 16)):
+        batch, rest = divmod(columns, threads * cluster * base.vector)
+        if rest or not 8 <= batch * base.vector <= 128 or (cluster > 1 and (columns < 16384 or threads < 128)):
+            continue
+        many = batch * base.vector > 32
+        if columns >= 65536 and not 32 <= batch * base.vector <= 64:
+            continue
+        for rows, prefetch in itertools.product((1, 2), (True,) if many else (True, False)):
+            if rows == 1 or threads * rows <= 128:
+                yield RowParams(threads, rows, base.vector, batch, "register", True, prefetch, cluster=cluster)
+
+
+def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
+    """Rows in shared memory: block sizes, accesses in flight, clusters."""
+    cluster = max(columns // 16384, 1)
+    clusters = {cluster, min(2 * cluster, 16)} if columns > 8192 else {1}
+    for threads, batch, cluster in itertools.product((128, 256), (1, 2), sorted(clusters)):
+        tile = threads * batch * base.vector * cluster
+        tiles = -(-columns // tile)
+        if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
+            continue
+        exact = tiles * tile == columns
+        for blocks in (None, *(5, 6) * (threads == 256)):
+            yield RowParams(threads, 1, base.vector, batch, "shared", exact, cluster=cluster, min_blocks=blocks)
+
+
+def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
+    """Block sizes and batches."""
+    for threads, batch in itertools.product((64, 128, 256), (1, 2, 4)):
+        if base.lines == 1 and base.threads == 256:
+            yield attrs.evolve(base, threads=threads, batch=batch)
+        elif threads <= base.threads:
+            for lines in (1, 2, 4):
+                if threads * lines >= 64:
+                    yield attrs.evolve(base, threads=threads, lines=lines, batch=batch)
+
+
+def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
+    """Block shapes and splits."""
+    for threads, lines, batch in itertools.product((16, 32), (8, 16), (2, 4, 8)):
+        for factor in (0.5, 1, 2):
+            yield attrs.evolve(base, threads=threads, lines=lines, batch=batch, split=max(int(base.split * factor), 1))
+
+
+def inner_outer_candidates(
+    columns: int, base: InnerOuterParams, rows: int, device: DeviceProperties
+) -> Iterator[InnerOuterParams]:
+    """Threads and batches that hold a row, blocks a multiprocessor, and shapes of the kernels that add partial sums."""
+    for threads, vector in itertools.product(
+        (32, 64, 128, 256, 512, 1024), sorted({base.row.vector, base.row.vector // 2})
+    ):
+        if vector == 0:
+            continue
+        batch = -(-columns // (threads * vector))
+        if batch * vector > 32 or threads * vector > 2 * columns:
+            continue
+        row = attrs.evolve(
+            base.row, threads=threads, vector=vector, batch=batch, exact=threads * batch * vector == columns
+        )
+        for many in (1, 2, 3, 4, 6, 8, 12, 16):
+            blocks = many * device.multiprocessors
+            if 256 <= threads * many <= device.max_threads_per_sm and blocks <= rows:
+                yield attrs.evolve(base, row=row, blocks=blocks)
+    for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
+        if threads * lines >= 128:
+            yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
+
+
+def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:
+    """The parameters to try, the heuristic's own first."""
+    found: list[Any]
+    if isinstance(base, InnerOuterParams):
+        found = list(inner_outer_candidates(columns, base, rows, device))
+    elif isinstance(base, ColumnParams):
+        found = list(column_candidates(base))
+    elif isinstance(base, PointwiseParams):
+        found = list(pointwise_candidates(base))
+    elif base.storage == "register":
+        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 4096 else ())]
+    elif base.storage == "shared":
+        found = [*row_candidates(columns, base), *shared_candidates(columns, base)]
+    else:
+        found = [
+            attrs.evolve(base, threads=t, batch=n, rows=max(r // t, 1), exact=columns % (t * n * base.vector) == 0)
+            for t in (32, 64, 128, 256, 512)
+            for n in (1, 2, 4)
+            for r in (128, 256)
+            if base.split == 1
+        ]
+        if columns <= 16384:
+            found += row_candidates(columns, base)
+    return list(dict.fromkeys([base, *found]))
+
+
+#: Cache hints to try on the heuristic's choice: label, spelling, other spelling.
+HINTS = (
+    ("plain loads", " load_stream(", " load("),
+    ("plain loads", "(load_stream(", "(load("),
+    ("plain loads", "load_strided_stream(", "load_strided("),
+    ("plain stores", "store_stream(", "store("),
+    ("plain stores", "store_strided_stream(", "store_strided("),
+    ("streamed stores", " store(", " store_stream("),
+)
+
+
+def respell(plan: KernelPlan, old: str, new: str) -> KernelPlan:
+    """The plan with one function of its kernel texts replaced."""
+    launches = tuple(
+        attrs.evolve(run, source=attrs.evolve(run.source, text=run.source.text.replace(old, new)))
+        for run in plan.launches
+    )
+    return attrs.evolve(plan, launches=launches)

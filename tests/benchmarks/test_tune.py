@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning: candidates are valid parameters, and what is forced is what runs (in the interpreter)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks import tune
+from benchmarks.operations import Operation
+from benchmarks.suites import NORMS_BACKWARD
+from benchmarks.tuning.candidates import candidates
+from benchmarks.tuning.subject import NotOneSegment, make_subject
+from fusedsl.schedulers import inner_outer_persistent
+
+WITH_SUMS = [operation for operation in NORMS_BACKWARD if len(operation.wanted) > 1]
+
+
+@pytest.mark.parametrize("operation", WITH_SUMS, ids=lambda o: o.name)
+def test_forced_parameters_of_inner_outer_persistent(operation: Operation) -> None:
+    shape = (24, 64)
+    subject = make_subject(operation, inner_outer_persistent, shape, torch.bfloat16, "cpu")
+    base = subject.base
+    label = str(base)
+    row, _ = tune.check(subject, label, inner_outer_persistent.schedule(subject.problem, base))
+    assert row["correct"] and row["base"]
+    tried = [
+        one
+        for one in candidates(64, base, 24, subject.problem.device)
+        if one.row != base.row or one.blocks != base.blocks
+    ]
+    tried += [one for one in candidates(64, base, 100_000, subject.problem.device) if one.row.threads == 32][:1]
+    for params in tried[:3]:
+        row, _ = tune.check(subject, str(params), inner_outer_persistent.schedule(subject.problem, params))
+        assert row["correct"], params
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape"), list(itertools.product(WITH_SUMS, [(32768, 1024), (8192, 8192), (4096, 16384)]))
+)
+def test_candidates_hold_a_row(operation: Operation, shape: tuple[int, int]) -> None:
+    subject = make_subject(operation, inner_outer_persistent, (128, shape[1]), torch.bfloat16, "cpu")
+    device = subject.problem.device
+    found = candidates(shape[1], subject.base, shape[0], device)
+    assert found[0] == subject.base and len(found) > 10
+    for params in found[1:]:
+        row = params.row
+        assert row.tile >= shape[1] and row.exact == (row.tile == shape[1])
+        assert params.blocks <= shape[0]
+
+
+@pytest.mark.parametrize("suite", tune.SUITES)
+def test_every_suite_makes_plans(suite: str) -> None:
+    for operation, scheduler in tune.SUITES[suite]:
+        try:
+            subject = make_subject(operation, scheduler, (128, 1024), torch.bfloat16, "cpu")
+        except NotOneSegment as refusal:
+            assert "planned as" in str(refusal)
+            continue
+        found = tune.plans(subject, scheduler, (128, 1024))
+        assert found[0][0] == str(subject.base) and len(found) > 1
+
+
+def test_rows_that_no_registers_hold_are_refused_with_the_reason() -> None:
+    with pytest.raises(NotOneSegment, match="planned as"):
+        make_subject(WITH_SUMS[0], inner_outer_persistent, (20, 65536), torch.bfloat16, "cpu")
