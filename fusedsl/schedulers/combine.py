@@ -295,23 +295,29 @@ class ShiftedSum:
             e.define(joint.inner, Variable(name, True, True))
 
 
-def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int) -> None:
+def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int = 1, turn: str | None = None) -> None:
     """Reduce tiles over the threads of a row and define the results: a shuffle in a warp, one barrier beyond.
 
     A block is ``threads`` along x (a power of two, or a multiple of 32 with a power-of-two number of warps) times
-    ``rows`` along y. Reductions given together share the barrier.
+    ``rows`` along y. Reductions given together share the barrier. In a loop over rows ``turn`` is a variable that is 0
+    and 1 in turns: partial results then lie in two places in turns, so that the barrier of the next row is enough to
+    use a place again.
     """
     warps = threads // 32
     for item in items:
         item.in_warp(min(threads, 32), final=warps <= 1)
     if warps > 1:
-        scratches = [_scratch(e, item, warps * rows) for item in items]
+        assert turn is None or rows == 1
+        scratches = [_scratch(e, item, warps * (rows if turn is None else 2)) for item in items]
+        place = "warp()" if turn is None else f"{turn} * {warps} + warp()"
         with e.block("if lane() == 0:"):
             for item, arrays in zip(items, scratches, strict=True):
                 for array, (_, text) in zip(arrays, item.values, strict=True):
-                    e.line(f"shared_store({array}, warp(), {text})")
+                    e.line(f"shared_store({array}, {place}, {text})")
         e.line("barrier()")
         first = "0" if rows == 1 else f"thread_y() * {warps}"
+        if turn is not None:
+            first = f"{turn} * {warps}"
         for item, arrays in zip(items, scratches, strict=True):
             item.across(arrays, first, warps, first)
     for item in items:

@@ -242,6 +242,10 @@ class Emitter(KernelText):
         if self.known(node_id) is None and node_id not in self._raw[-1]:
             self._raw[-1][node_id] = self._load_raw(self.graph[node_id])
 
+    def loaded(self, node_id: int, raw: Variable) -> None:
+        """An input is in a variable already, in the dtype it has in memory."""
+        self._raw[-1][node_id] = raw
+
     def zero_padded(self, node_id: int) -> bool:
         """True if padding makes the value 0: masked loads give 0, and these ops keep it."""
         node = self.graph[node_id]

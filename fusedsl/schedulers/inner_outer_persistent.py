@@ -28,20 +28,22 @@ from fusedsl.schedulers.base import (
 )
 from fusedsl.schedulers.checks import check_ops, check_self_mapping
 from fusedsl.schedulers.columns import ColumnParams, column_kernels
-from fusedsl.schedulers.combine import Reducer, Single
-from fusedsl.schedulers.emit import Emitter
+from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
+from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.halves import Halves, OuterSum, cut
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
-from fusedsl.schedulers.space import iteration_space, pow2_at_least, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 from fusedsl.schedulers.text import dtype_marker
 
 NAME = "inner_outer_persistent"
 
-#: Registers that the row's inputs and the outer sums of a thread may take together.
-ELEMENT_REGISTERS = 64
-MAX_THREADS = 1024
+MAX_THREADS = 512
+#: Elements of a row a thread has, in the order of preference; the first that serves is taken.
+ELEMENTS = (8, 16, 4, 2, 1)
+#: Threads that a multiprocessor should hold, and the estimate of registers up to which nothing was seen to spill then.
+RESIDENT = ((1024, 71), (768, 84), (640, 100), (512, 126))
 
 
 @attrs.frozen
@@ -80,9 +82,9 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
     count = space.size(space.kept)
     if count < problem.device.multiprocessors // 8:
         return Refusal("not_enough_rows", f"{count} rows for {problem.device.multiprocessors} multiprocessors")
-    held = _elements_per_thread(rows.graph, halves)
-    if space.axes[-1].extent > MAX_THREADS * held:
-        return Refusal("row_length", f"rows of {space.axes[-1].extent} elements; registers hold {MAX_THREADS * held}")
+    if _fit(space, halves) is None:
+        longest = MAX_THREADS * max(n for n in ELEMENTS if _resident_threads(space, halves, n))
+        return Refusal("row_length", f"rows of {space.axes[-1].extent} elements; registers hold {longest}")
     return None
 
 
@@ -92,13 +94,31 @@ def _cut(problem: Problem) -> Halves:
     return halves
 
 
-def _elements_per_thread(rows: Graph, halves: Halves) -> int:
-    """Elements of a row a thread holds: the inputs of the row and the outer sums share its registers."""
-    full = sum(1 for i in rows.inputs if rows[i].tensor.rank == max(rows[j].tensor.rank for j in rows.inputs))
-    values = full + len(rows.outputs) - halves.stored
-    wide = any(compute_dtype(rows[i].tensor.dtype).itemsize > 4 for i in rows.inputs)
-    held = ELEMENT_REGISTERS // (values * (2 if wide else 1))
-    return max(1 << (max(held, 1).bit_length() - 1), 1)
+def _registers(space: IterationSpace, halves: Halves, elements: int) -> float:
+    """An estimate of a thread's registers, made for gradients of norms (nvJitLink 13.5): the next row's inputs as they
+    lie in memory, the outer sums, and what the row's arithmetic takes."""
+    graph, last = space.problem.graph, len(space.axes) - 1
+    full = [i for i in graph.inputs if all(space.strides[i])]
+    scalars = sum(1 for i in graph.inputs if not space.strides[i][last])
+    word = max((compute_dtype(graph[i].tensor.dtype).itemsize for i in graph.inputs), default=4) / 4
+    ahead = sum(graph[i].tensor.dtype.itemsize for i in full) / 4
+    arithmetic = (1.1 * word if word > 1 else 1) * (len(halves.sums) + 2.5 + max(len(full) - 2, 0))
+    return 32 + 2 * scalars + elements * (1.1 * ahead + arithmetic)
+
+
+def _resident_threads(space: IterationSpace, halves: Halves, elements: int) -> int:
+    """Threads a multiprocessor holds if each has so many elements; 0: the registers of a thread do not hold them."""
+    needed = _registers(space, halves, elements)
+    return next((threads for threads, registers in RESIDENT if needed <= registers), 0)
+
+
+def _fit(space: IterationSpace, halves: Halves) -> tuple[int, int] | None:
+    """Elements a thread has, and threads a multiprocessor holds; None: registers do not hold such rows."""
+    for elements in ELEMENTS:
+        resident = _resident_threads(space, halves, elements)
+        if resident and space.axes[-1].extent <= MAX_THREADS * elements:
+            return elements, resident
+    return None
 
 
 def _row_problem(problem: Problem, halves: Halves) -> Problem:
@@ -121,21 +141,24 @@ def _packed(problem: Problem, node_id: int) -> Layout:
 
 
 def compute_heuristics(problem: Problem) -> InnerOuterParams:
-    """As few threads as hold a row, and blocks for about 1024 threads a multiprocessor."""
+    """8 elements a thread, 16 for rows that 512 threads would not hold; as many blocks as are resident at once."""
     halves = _cut(problem)
     rows = _row_problem(problem, halves)
     space = iteration_space(rows)
     extent = space.axes[-1].extent
-    vector = vector_width(space, len(space.axes) - 1)
-    held = _elements_per_thread(rows.graph, halves)
-    vector = min(vector, held)
+    fit = _fit(space, halves)
+    assert fit is not None, "asked about a problem that was refused"
+    held, resident = fit
+    vector = min(vector_width(space, len(space.axes) - 1), held)
     chunks = max(-(-extent // vector), 1)
     threads = max(min(pow2_at_least(chunks), 32), 1)
     while threads < MAX_THREADS and -(-chunks // threads) * vector > held:
         threads *= 2
     batch = -(-chunks // threads)
-    row = RowParams(threads, 1, vector, batch, exact=threads * batch * vector == extent)
-    blocks = min(space.size(space.kept), problem.device.multiprocessors * max(1024 // max(threads, 128), 1))
+    min_blocks = min(resident // threads, 32)
+    exact = threads * batch * vector == extent
+    row = RowParams(threads, 1, vector, batch, exact=exact, min_blocks=min_blocks)
+    blocks = min(space.size(space.kept), problem.device.multiprocessors * min_blocks)
     columns = min(pow2_at_least(extent), 32)
     return InnerOuterParams(row, ColumnParams(columns, 256 // columns, 1, 2), blocks)
 
@@ -193,37 +216,75 @@ def _rows_kernel(
     dtypes = [compute_dtype(problem.graph[t].tensor.dtype) for t in targets]
     for text, dtype in zip(sums, dtypes, strict=True):
         e.line(f"{text} = full({count}, 0, {dtype_marker(dtype)})")
-    with e.block(f"for row in range(block_x(), {e.integer('rows', w.rows)}, grid_x()):"):
+    inputs = [i for i in e.graph.inputs if any(w.space.strides[i][:last]) and e.graph.users()[i]]
+    rows = e.integer("rows", w.rows)
+    warps = p.threads > 32
+    if warps:
+        e.line("turn = 0")
+    with e.block():
+        e.locate(w.space.kept, f"min(block_x(), {rows} - 1)")
+        ahead = {node_id: _load_ahead(e, node_id, None) for node_id in inputs}
+    with e.block(f"for row in range(block_x(), {rows}, grid_x()):"):
+        for node_id, raw in ahead.items():
+            e.loaded(node_id, _taken(e, node_id, raw))
+        e.line("ahead = row + grid_x()")
+        e.line(f"more = ahead < {rows}")
+        e.line("ahead = ahead if more else row")
+        e.line(f"room = {e.extent(last)} - col if more else 0")
+        with e.block():
+            e.locate(w.space.kept, "ahead")
+            limit, e.limit = e.limit, "room"
+            for node_id, raw in ahead.items():
+                _load_ahead(e, node_id, raw)
+            e.limit = limit
         e.locate(w.space.kept, "row")
-        _one_row(w, e, stored)
+        _one_row(w, e, stored, "turn" if warps else None)
         for target, text in zip(targets, sums, strict=True):
             variable = e.value(target)
             tile = e.widen(variable, True, True)
             e.line(f"{text} = {text} + " + (tile if variable.batch or variable.vector else f"repeat({tile}, {count})"))
-        if p.threads > 32:
-            e.line("barrier()")
+        if warps:
+            e.line("turn = 1 - turn")
     extent = w.space.axes[last].extent
     for index, (text, dtype) in enumerate(zip(sums, dtypes, strict=True)):
         pointer, at = e.workspace(index, dtype), f"block_x() * {e.extent(last)} + col"
         batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
         vector = e.constant("VECTOR", p.vector)
         e.line(f"store({pointer}, {at}, {e.limit}, {text}, {batch}, {step}, {vector})")
-    launch = e.launch(e.source(p.threads), Geometry((params.blocks, 1, 1), (p.threads, 1, 1)))
+    launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((params.blocks, 1, 1), (p.threads, 1, 1)))
     return launch, tuple(Workspace(dtype, params.blocks * extent) for dtype in dtypes)
 
 
-def _one_row(w: RowWriter, e: Emitter, stored: tuple[int, ...]) -> None:
-    """Load a row, reduce it and store its results."""
-    for node_id in e.graph.inputs:
-        if all(w.space.strides[node_id]) and e.graph.users()[node_id]:
-            e.prefetch(node_id)
+def _load_ahead(e: Emitter, node_id: int, into: Variable | None) -> Variable:
+    """Load a row's input to a variable that the next turn of the loop takes."""
+    batch, vector = e.varies(node_id)
+    text = e.load_text(node_id, e.pointer(node_id), e.offset(node_id), batch, vector)
+    found = into or Variable(e.fresh(f"{e.graph[node_id].name}_next"), batch, vector)
+    e.line(f"{found.text} = {text}")
+    return found
+
+
+def _taken(e: Emitter, node_id: int, raw: Variable) -> Variable:
+    """What was loaded ahead; values that need no conversion get a variable of their own, for ``raw`` is set anew."""
+    dtype = e.graph[node_id].tensor.dtype
+    if compute_dtype(dtype) != dtype:
+        e.loaded(node_id, raw)
+        e.value(node_id)
+        return raw
+    name = e.fresh(e.graph[node_id].name)
+    e.line(f"{name} = {raw.text}")
+    return attrs.evolve(raw, text=name)
+
+
+def _one_row(w: RowWriter, e: Emitter, stored: tuple[int, ...], turn: str | None) -> None:
+    """Reduce a row and store its results."""
     for stage in w.reductions.stages:
         items = []
         for node_id in stage:
             reducer = Reducer(e, e.graph[node_id])
             operand = reducer.operand(e.constant("TILE", e.tile.numel), w.mask(e))
             items.append(Single(reducer, reducer.once(operand, w.positions(e, reducer))))
-        w.combine(e, list(items))
+        combine_in_block(e, list(items), w.params.threads, turn=turn)
     for node_id in dict.fromkeys(stored):
         if w.is_full(node_id):
             e.store(node_id)
