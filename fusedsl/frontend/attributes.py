@@ -129,8 +129,8 @@ def _tensor_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: TensorValu
 
 
 def _flag(tr: Tracer, owner: TensorValue, name: str) -> bool:
-    example = tr.captures.examples.get(owner.id)
-    index = tr.captures.input_index(owner.id)
+    example = tr.captures.example(owner)
+    index = tr.captures.input_index(owner)
     if example is None or index is None:
         return name == "is_leaf"
     value = bool(getattr(example, name))
