@@ -176,6 +176,10 @@ class Captures:
                 return index
         return list(self._input_paths).index(value.id) if value.id in self._input_paths else None
 
+    def node(self, index: int) -> int:
+        """The node of a graph input."""
+        return list(self._input_paths)[index]
+
     def example(self, value: TensorValue) -> torch.Tensor | None:
         """The tensor seen while tracing, of an argument or captured tensor."""
         index = self.input_index(value)

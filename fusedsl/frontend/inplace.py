@@ -65,6 +65,7 @@ def update(
         made = pointwise("clone", made)
     if unrecorded:
         made = _unrecorded(made, argument)
+    tr.builder.rename(made.id, f"{tr.builder.nodes[tr.captures.node(argument)].name}_new")
     tr.changed(argument, Changed(operation, not unrecorded, frame.source.span(node)))
     _replace(tr, made, [*others, (target, view)])
     return target
@@ -73,8 +74,12 @@ def update(
 def finish(tr: Tracer, frame: Frame, node: ast.AST, operation: str, made: Updating) -> Any:
     """The result of an operation that changes some of its operands as well, which are given their new values."""
     for target, value in made.updates:
-        update(tr, frame, node, operation, target, lambda value=value: value)
+        update(tr, frame, node, operation, target, _constant(value))
     return made.result
+
+
+def _constant(value: TensorValue) -> Callable[[], TensorValue]:
+    return lambda: value
 
 
 def _update_computed(

@@ -126,7 +126,7 @@ class Tracer:
         raise error(frame.source.span(node), **fields) from None
 
     def changed(self, argument: int, change: Changed) -> None:
-        """Note that an argument was changed in place; of several changes the first that autograd would record counts."""
+        """Note that an argument was changed in place; of several changes the first one that is recorded counts."""
         known = self.changes.get(argument)
         if known is None or (change.recorded and not known.recorded):
             self.changes[argument] = change
