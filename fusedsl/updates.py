@@ -6,7 +6,8 @@ A kernel may write straight into an argument's memory if nobody misses the old v
 * No segment that runs later reads the argument, and no eager call does at all (its result may be a view of it).
 * Where the segment itself reads the argument, every element is read before the thread that read it writes it. That is
   so if the old value is only used at its own place: pointwise ops and casts lead from it, no ``reindex`` that moves
-  elements and no reduction. Then the thread that stores an element is the only one whose load of it matters.
+  elements and no reduction. Then the thread that stores an element is the only one whose load of it matters. (Several
+  threads may store one element only if it does not vary along a loop that the kernel's threads stand along.)
 * Rows that a kernel loads once, before it stores anything, may be reduced as well.
 
 Memory that arguments share is no matter here: such a call runs the plain function (:mod:`fusedsl.overlap`).
@@ -27,8 +28,8 @@ from fusedsl.schedulers.base import KernelPlan, Problem
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import iteration_space
 
-#: Schedulers whose kernels store every element from one thread, which has loaded what it needs for it.
-_ONE_WRITER = ("no_op", "pointwise", "reduction", "inner_persistent")
+#: Schedulers whose kernels have been looked at: what they store comes from the thread that loaded what it needs for it.
+_KNOWN = ("pointwise", "reduction", "inner_persistent")
 
 
 @attrs.frozen
@@ -119,8 +120,10 @@ def _obstacle_inside(part: Part, node: int, source: int) -> str:
                 elsewhere.append(current)
     if node not in placed and users[source]:
         return "the old value is read for other elements"
-    if part.scheduler not in _ONE_WRITER:
+    if part.scheduler not in _KNOWN:
         return f"{part.scheduler} kernels may read an element more than once"
+    if not _has_one_writer(part, node):
+        return "several threads write an element"
     if not elsewhere:
         return ""
     if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
@@ -138,6 +141,17 @@ def _keeps_place(graph: Graph, node: Node) -> bool:
             return node.tensor.shape == source.shape and node.attribute("dims") == tuple(range(source.rank))
         case _:
             return False
+
+
+def _has_one_writer(part: Part, node: int) -> bool:
+    """Whether an element of an output is stored once.
+
+    That is so if it varies along every loop, and if it varies along no reduced one: then one thread of a row stores.
+    """
+    space = iteration_space(part.problem)
+    strides = space.strides[node]
+    reduced = {strides[axis] != 0 for axis in space.reduced}
+    return all(strides[axis] for axis in space.kept) and len(reduced) <= 1
 
 
 def _is_loaded_once(part: Part, source: int) -> bool:
