@@ -146,8 +146,8 @@ def _keeps_place(graph: Graph, node: Node) -> bool:
 def _has_one_writer(part: Part, node: int) -> bool:
     """Whether an element of an output is stored once.
 
-    That is so if it varies along every loop, and if it varies along no reduced one: then one thread of a row stores. The
-    other blocks of a cluster would still read it, to no effect, but it is not to be told from a race.
+    That is so if it varies along every loop, and if it varies along no reduced one: then one thread of a row stores.
+    The other blocks of a cluster would still read it, to no effect, but it is not to be told from a race.
     """
     space = iteration_space(part.problem)
     strides = space.strides[node]
