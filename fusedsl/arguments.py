@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusedsl.frontend.records import Update
 from fusedsl.graph.span import FuseError
 from fusedsl.graph.types import dtype_name
 
@@ -148,6 +149,22 @@ def _tensor_hint(value: Tensor, allow_meta: bool) -> str | None:
     if value.device.type not in ("cpu", "cuda"):
         return "a CUDA device, or the CPU, where kernels are interpreted"
     return None
+
+
+def check_changed(function: str, update: Update, name: str, value: Tensor) -> None:
+    """Refuse to change a tensor in place of which several elements are one element of memory.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if any(size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)):
+        raise ArgumentError(
+            f"in-place {update.operation} on {name!r} of {function}: more than one element of it is one memory "
+            f"location (shape {tuple(value.shape)}, strides {tuple(value.stride())})",
+            update.span,
+            expected="a tensor each element of which has memory of its own",
+            hint=f"{name}.clone() before the call",
+        )
 
 
 def check_arguments(

@@ -28,11 +28,13 @@ from fusedsl.analysis.segment import is_view
 from fusedsl.config import config
 from fusedsl.executor import Run
 from fusedsl.frame import picker
+from fusedsl.frontend.records import Update
 from fusedsl.gradients import Backward, ForwardInput, ForwardOutput, IncomingGradient, Source, derive
 from fusedsl.gradients.activity import active_nodes
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.prune import prune
+from fusedsl.inplace_gradients import check_gradients, check_kept, check_leaves
 from fusedsl.programs import Programs, layout_key, trim
 
 #: One gradient an input, None where there is none.
@@ -46,17 +48,19 @@ class Recorder:
     Attributes:
         graph: what is run.
         numerics: see :class:`fusedsl.options.Options`.
+        updates: outputs that are new values of inputs.
         programs: those that record nothing.
     """
 
     graph: Graph
     numerics: str
+    updates: tuple[Update, ...] = ()
     programs: Programs = attrs.field(init=False)
     _derivatives: dict[tuple[int, ...], Derivative] = attrs.field(init=False, factory=dict)
     _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
 
     def __attrs_post_init__(self) -> None:
-        self.programs = Programs(self.graph, self.numerics)
+        self.programs = Programs(self.graph, self.numerics, self.updates)
 
     def find(self, tensors: Sequence[Tensor], device: torch.device) -> Run:
         """How to run on ``device`` with inputs laid out as these that require grad where these do, in this grad mode.
@@ -67,6 +71,7 @@ class Recorder:
         if torch.is_grad_enabled():
             wanted = tuple([index for index, tensor in enumerate(tensors) if tensor.requires_grad])
             if wanted:
+                check_leaves(self.updates, tensors)
                 return self.derivative(wanted).find(tensors, device)
         return self.programs.find(tensors, device)
 
@@ -79,7 +84,8 @@ class Recorder:
         with self._lock:
             found = self._derivatives.get(wanted)
             if found is None:
-                found = self._derivatives[wanted] = Derivative(self.graph, self.numerics, wanted)
+                check_gradients(self.graph, self.updates, wanted)
+                found = self._derivatives[wanted] = Derivative(self.graph, self.numerics, wanted, self.updates)
             return found
 
 
@@ -91,6 +97,7 @@ class Derivative:
         graph: the function.
         numerics: see :class:`fusedsl.options.Options`.
         wanted: indices of the inputs.
+        updates: outputs that are new values of inputs; they carry no gradient.
         views: node ids of the outputs that torch makes itself, as views of inputs.
         made: the other outputs and their gradients.
         programs: of ``made.forward``.
@@ -98,11 +105,13 @@ class Derivative:
         first: the gradients of the wanted inputs from those of the outputs.
         kept: the inputs and outputs of ``made.forward`` that are held for the backward graph.
         flat: the outputs of ``made.forward`` that carry no gradient.
+        changed: the outputs of ``made.forward`` that are new values of inputs -> those inputs.
     """
 
     graph: Graph
     numerics: str
     wanted: tuple[int, ...]
+    updates: tuple[Update, ...] = ()
     views: tuple[int, ...] = attrs.field(init=False)
     made: Backward = attrs.field(init=False)
     programs: Programs = attrs.field(init=False)
@@ -110,6 +119,7 @@ class Derivative:
     first: Pullback = attrs.field(init=False)
     kept: tuple[Source, ...] = attrs.field(init=False)
     flat: tuple[int, ...] = attrs.field(init=False)
+    changed: dict[int, int] = attrs.field(init=False)
     _second: Pullback | None = attrs.field(init=False, default=None)
     _runs: dict[tuple[Any, ...], Run] = attrs.field(init=False, factory=dict)
     _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
@@ -121,12 +131,17 @@ class Derivative:
         values = prune(graph, rest)
         self.made = derive(values, [values.inputs[i] for i in self.wanted])
         self.recorded = any(self.made.differentiable) and any(index is not None for index in self.made.gradients)
-        self.programs = Programs(self.made.forward, self.numerics)
+        places = [rank for rank, o in enumerate(graph.outputs) if o not in self.views]
+        updates = tuple(attrs.evolve(u, output=places.index(u.output)) for u in self.updates)
+        self.changed = {u.output: u.input for u in updates}
+        self.programs = Programs(self.made.forward, self.numerics, updates)
         self.first = Pullback(self.made, self.numerics)
         self.kept = tuple(dict.fromkeys(s for s in self.made.sources if _is_kept(s)))
         forward = self.made.forward
         active = active_nodes(forward, [forward.inputs[i] for i in self.wanted])
-        self.flat = tuple(rank for rank, node_id in enumerate(forward.outputs) if node_id not in active)
+        ranks = enumerate(forward.outputs)
+        self.flat = tuple(rank for rank, node_id in ranks if node_id not in active and rank not in self.changed)
+        check_kept(self.graph, self.updates, self.wanted, self.kept)
 
     @property
     def second(self) -> Pullback:
@@ -268,11 +283,39 @@ class Link:
         self.run = run
         self.device = device
         self.flat = picker(derivative.flat) if derivative.flat else None
-        self.kept_inputs = picker([source.index for source in kept if isinstance(source, ForwardInput)])
+        self.changed = derivative.changed
+        self.kept_inputs = self._saver([source.index for source in kept if isinstance(source, ForwardInput)])
         self.kept_outputs = picker([source.index for source in kept if isinstance(source, ForwardOutput)])
         self.outputs: list[Like] | None = None  # what the forward graph returns, known after the first call
         self._inputs = [(tensor.shape, tensor.dtype) for tensor in tensors]
         self._places = {source: place for place, source in enumerate(kept)}
+
+    def _saver(self, kept: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+        """A function that picks the inputs to hold, before the run; of those that it changes the values as they are."""
+        pick = picker(kept)
+        changed = [place for place, index in enumerate(kept) if index in self.changed.values()]
+        if not changed:
+            return pick
+
+        def save(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            found = list(pick(tensors))
+            for place in changed:
+                found[place] = found[place].clone()
+            return tuple(found)
+
+        return save
+
+    def returned(self, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """What autograd takes for results: not the inputs that were changed, which it does not know to be new."""
+        if not self.changed:
+            return tuple(found)
+        return tuple([None if rank in self.changed else tensor for rank, tensor in enumerate(found)])
+
+    def held(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs to hold; new values of inputs are held apart from the gradients of those inputs."""
+        if not self.changed:
+            return self.kept_outputs(found)
+        return self.kept_outputs([t.detach() if rank in self.changed else t for rank, t in enumerate(found)])
 
     def pull_back(
         self, saved: tuple[Tensor, ...], scalars: tuple[Any, ...], received: Sequence[Tensor | None]
@@ -323,8 +366,8 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, link: Link, tensors: tuple[Tensor, ...], scalars: tuple[Any, ...], *wanted: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The outputs of the forward graph.
+    ) -> tuple[Tensor | None, ...]:
+        """The outputs of the forward graph; None in the places of new values of inputs.
 
         Args:
             ctx: of autograd.
@@ -333,6 +376,7 @@ class Fused(torch.autograd.Function):
             scalars: its scalars.
             wanted: those of ``tensors`` that a gradient is wanted of.
         """
+        kept = link.kept_inputs(tensors)
         found = link.run(tensors, scalars)
         if link.outputs is None:
             link.outputs = [(tensor.shape, tensor.dtype) for tensor in found]
@@ -340,8 +384,8 @@ class Fused(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if link.flat is not None:
             ctx.mark_non_differentiable(*link.flat(found))
-        ctx.save_for_backward(*link.kept_inputs(tensors), *link.kept_outputs(found))
-        return tuple(found)
+        ctx.save_for_backward(*kept, *link.held(found))
+        return link.returned(found)
 
     @staticmethod
     def backward(ctx: Any, *received: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -8,9 +8,9 @@ dtypes and strides; it also notes how results are packed, which Dynamo asks for 
 another op, ``fusedsl::pull_back``.
 
 A call is expressed so if its arguments are tensors, numbers, and containers of them, and the function has no free
-variables, reads no tensor from elsewhere, draws no random numbers, runs nothing in eager torch and returns no view of
-an argument. Dynamo sees the plain function otherwise, and in ``torch.export``. Ops name functions by their text, so
-compiled graphs may be cached and shared by processes.
+variables, reads no tensor from elsewhere, draws no random numbers, runs nothing in eager torch, changes no argument and
+returns no view of one. Dynamo sees the plain function otherwise, and in ``torch.export``. Ops name functions by their
+text, so compiled graphs may be cached and shared by processes.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _result(entry: TraceEntry, order: tuple[int, ...]) -> Template | None:
     captured = -1 in order or any(path.root == "draw" for path in entry.trace.scalars)
     # Eager torch cannot differentiate inside the implementation of an op.
     eager = any(node.op == "opaque" and not is_reshape(node) for node in graph)
-    if captured or eager or any(is_view(graph, node_id) for node_id in graph.outputs):
+    if entry.trace.updates or captured or eager or any(is_view(graph, node_id) for node_id in graph.outputs):
         return None
     return _packed(entry.trace.outputs, order)
 

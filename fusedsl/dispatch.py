@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from fusedsl.arguments import check_arguments, check_devices, check_tensor, describe, make_binder
+from fusedsl.arguments import check_arguments, check_changed, check_devices, check_tensor, describe, make_binder
 from fusedsl.autograd import Recorder
 from fusedsl.config import config, logger
 from fusedsl.executor import Run, build_tree
@@ -29,6 +29,7 @@ from fusedsl.frontend.records import AccessPath, Guard, Trace
 from fusedsl.frontend.trace import trace as trace_function
 from fusedsl.keys import NoKey, call_key, key_function, quick_check, trace_key
 from fusedsl.options import Options
+from fusedsl.overlap import Apart
 from fusedsl.programs import device_of, trim
 from fusedsl.stats import COUNTERS
 
@@ -124,14 +125,28 @@ class Dispatcher:
         Raises:
             FuseError: the arguments, the function or the launch are at fault.
         """
+        given = values
         values = check_arguments(self.name, self.names, values)
         arguments = dict(zip(self.names, values, strict=True))
         with self._lock:
             entry = self.entry(values, arguments)
             tensors, scalars = self.fetch(entry, arguments)
+            if entry.trace.updates and not self._can_change(entry, given, tensors):
+                return self.plain(given)
             run = entry.recorder.find(tensors, device_of(tensors))
             self._remember(values, self._ready(entry, values, tensors, run))
         return build_tree(entry.trace.outputs)(run(tensors, scalars), tensors)
+
+    def plain(self, values: tuple[Any, ...]) -> Any:
+        """The plain function's result for bound arguments."""
+        bound = inspect.BoundArguments(self.signature, OrderedDict(zip(self.names, values, strict=True)))
+        return self.fn(*bound.args, **bound.kwargs)
+
+    def _can_change(self, entry: TraceEntry, values: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> bool:
+        """Whether kernels may change what the function changes in place: each in memory of its own, and as it is."""
+        changed = [update.input for update in entry.trace.updates]
+        given, _ = entry.fetch(dict(zip(self.names, values, strict=True)))
+        return Apart(changed)(tensors) and not any(given[index].is_neg() for index in changed)
 
     def _remember(self, values: tuple[Any, ...], ready: Call) -> None:
         try:
@@ -152,6 +167,8 @@ class Dispatcher:
         for name, tensor in named:
             check_tensor(self.name, name, tensor, allow_meta=allow_meta)
         check_devices(self.name, named)
+        for update in entry.trace.updates:
+            check_changed(self.name, update, *named[update.input])
         return tuple(tensor.resolve_neg() for tensor in tensors), scalars
 
     # traces --------------------------------------------------------------------------------------------------------
@@ -173,7 +190,7 @@ class Dispatcher:
             bound = inspect.BoundArguments(self.signature, OrderedDict(arguments))
             trace = trace_function(self.fn, bound, self.options)
             fetch = compile_accessors(trace, self.fn)
-            recorder = Recorder(trace.graph, self.options.numerics)
+            recorder = Recorder(trace.graph, self.options.numerics, trace.updates)
             entry = TraceEntry(trace, compile_guards(trace, self.fn), fetch, trace_key(fetch(arguments)[0]), recorder)
             known.insert(0, entry)
             return entry
@@ -203,12 +220,35 @@ class Dispatcher:
             return self._nested_ready(entry, values, tensors, run)
         pick_tensors = picker([self.names.index(path.name) for path in trace.tensors])
         pick_scalars = picker([self.names.index(path.name) for path in trace.scalars])
+        if trace.updates:
+            return self._changing_ready(trace, holds, lambda v: (pick_tensors(v), pick_scalars(v)), run)
 
         def ready(values: tuple[Any, ...]) -> Any:
             if holds is not None and not holds(_NO_ARGUMENTS):
                 return MISS
             tensors = pick_tensors(values)
             return tree(run(tensors, pick_scalars(values)), tensors)
+
+        return ready
+
+    def _changing_ready(
+        self,
+        trace: Trace,
+        holds: Callable[[Mapping[str, Any]], bool] | None,
+        pick: Callable[[tuple[Any, ...]], tuple[tuple[Tensor, ...], tuple[Any, ...]]],
+        run: Run,
+    ) -> Call:
+        """As ``_ready``, for a function that changes arguments in place: where they share memory, it runs as it is."""
+        tree = build_tree(trace.outputs)
+        apart = Apart([update.input for update in trace.updates])
+
+        def ready(values: tuple[Any, ...]) -> Any:
+            if holds is not None and not holds(_NO_ARGUMENTS):
+                return MISS
+            tensors, scalars = pick(values)
+            if not apart(tensors):
+                return self.plain(values)
+            return tree(run(tensors, scalars), tensors)
 
         return ready
 
@@ -220,6 +260,7 @@ class Dispatcher:
         known = dict(zip(names, values, strict=True))
         captured = picker([i for i, path in enumerate(trace.tensors) if not _in_key(path, known)])
         expected = call_key(captured(tensors))
+        apart = Apart([update.input for update in trace.updates]) if trace.updates else None
 
         def ready(values: tuple[Any, ...]) -> Any:
             arguments = dict(zip(names, values))  # noqa: B905 (they come from one signature)
@@ -231,6 +272,8 @@ class Dispatcher:
                     return MISS
             except (NoKey, RuntimeError):
                 return MISS
+            if apart is not None and not apart(tensors):
+                return self.plain(values)
             return tree(run(tensors, scalars), tensors)
 
         return ready

@@ -78,7 +78,8 @@ def bind_program(program: Program, tensors: Sequence[Tensor], device: torch.devi
     if device.type != "cuda":
         return _bind_steps(frame, device, _interpreted_step)
     if config.interpret:
-        return _on_copies(_bind_steps(frame, torch.device("cpu"), _interpreted_step), device)
+        changed = [write.input for write in program.writes]
+        return _on_copies(_bind_steps(frame, torch.device("cpu"), _interpreted_step), device, changed)
     if not program.views and all(segment.plan is not None for segment in program.segments):
         return _bind_straight(frame, device)
     with torch.cuda.device(device):
@@ -153,7 +154,7 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
         for launch in (segment.plan.launches if segment.plan is not None else ())
     ]
     allocate = _allocator(frame.buffers, device)
-    results = frame.results()
+    results, write_inputs = frame.results(), frame.write_inputs()
     host = frame.host if frame.scalars else None
     count = len(launchers)
 
@@ -169,6 +170,8 @@ def _bind_straight(frame: Frame, device: torch.device) -> Run:
         for launch in launchers:
             launch(stream, arguments)
         COUNTERS.launches += count
+        if write_inputs is not None:
+            write_inputs(slots)
         return results(slots)
 
     return run
@@ -191,13 +194,15 @@ def _bind_steps(frame: Frame, device: torch.device, kernels: Callable[[Frame, in
     ]
     if program.views:
         steps.append(_views_step(frame))
-    results = frame.results()
+    results, write_inputs = frame.results(), frame.write_inputs()
     buffers = frame.buffers
 
     def run(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
         slots: list[Any] = [*tensors, *(_make(buffer, device) for buffer in buffers), *frame.host(scalars)]
         for step in steps:
             step(slots)
+        if write_inputs is not None:
+            write_inputs(slots)
         return results(slots)
 
     return run
@@ -277,11 +282,12 @@ def _interpreted_step(frame: Frame, number: int) -> Step:
     segment = frame.program.segments[number]
     plan = segment.plan
     assert plan is not None
+    inputs = len(frame.program.graph.inputs)
     written = [frame.tensors[node_id] for node_id in outputs_of(segment)]
+    written = [slot for slot in written if slot >= inputs]  # an input that is changed holds its old value
     scratch = [
         slot for (of, index), slot in frame.workspaces.items() if of == number and not plan.workspaces[index].zeroed
     ]
-    inputs = len(frame.program.graph.inputs)
 
     def step(slots: list[Any]) -> None:
         for slot in (*written, *scratch):
@@ -306,12 +312,17 @@ def _on_device(run: Run, index: int) -> Run:
     return guarded
 
 
-def _on_copies(run: Run, device: torch.device) -> Run:
-    """Run on CPU copies of CUDA tensors and copy the results back."""
+def _on_copies(run: Run, device: torch.device, changed: Sequence[int]) -> Run:
+    """Run on CPU copies of CUDA tensors and copy the results back, and the inputs that are changed."""
 
     def copied(tensors: tuple[Tensor, ...], scalars: tuple[Any, ...]) -> Sequence[Tensor]:
-        found = run(tuple(copy_span(tensor, torch.device("cpu")) for tensor in tensors), scalars)
-        return [copy_span(tensor, device) for tensor in found]
+        copies = tuple(copy_span(tensor, torch.device("cpu")) for tensor in tensors)
+        found = run(copies, scalars)
+        with torch.no_grad():
+            for index in changed:
+                tensors[index].copy_(copies[index])
+        places = {id(copies[index]): tensors[index] for index in changed}
+        return [places[id(tensor)] if id(tensor) in places else copy_span(tensor, device) for tensor in found]
 
     return copied
 

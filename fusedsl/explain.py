@@ -12,6 +12,7 @@ from torch import Tensor
 from fusedsl.arguments import check_arguments
 from fusedsl.autograd import Derivative, Recorder
 from fusedsl.dispatch import Dispatcher
+from fusedsl.frontend.records import Update
 from fusedsl.gradients import Choice, ForwardInput
 from fusedsl.graph.graph import Graph
 from fusedsl.numba_cuda.compile import compile_kernel
@@ -22,6 +23,7 @@ from fusedsl.pipeline import Program, Segment
 from fusedsl.programs import device_of, layout_of, properties_of
 from fusedsl.schedulers.base import Layout
 from fusedsl.schedulers.row_params import RowParams
+from fusedsl.updates import Write
 
 
 def _indent(text: str, by: str = "  ") -> str:
@@ -40,6 +42,7 @@ class Explanation:
             ``rejections`` (scheduler name -> reason), ``source``.
         choices: what is kept, saved and computed again for the gradients, and why.
         backward: the same of the gradients, if they were asked for and there are any.
+        writes: the inputs that the function changes in place, and how.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Explanation:
     segments: tuple[Segment, ...]
     choices: tuple[Choice, ...] = ()
     backward: Explanation | None = None
+    writes: tuple[Write, ...] = ()
 
     def __str__(self) -> str:
         count = len(self.segments)
@@ -55,6 +59,8 @@ class Explanation:
         parts = [f"{self.name} on {self.device.name} ({self.device.arch}): {count} segment{plural}"]
         parts.append("graph:\n" + _indent(str(self.graph)))
         parts += [_segment_text(number, segment) for number, segment in enumerate(self.segments, 1)]
+        if self.writes:
+            parts.append("\n".join(["changed in place:", *(f"  {_write_text(self.graph, w)}" for w in self.writes)]))
         if self.choices:
             parts.append("\n".join(["for the gradients:", *(f"  {choice}" for choice in self.choices)]))
         if self.backward is not None:
@@ -80,6 +86,12 @@ def _segment_text(number: int, segment: Segment) -> str:
         lines.append("  run by eager PyTorch:")
         lines.append(_indent(str(segment.graph), "    "))
     return "\n".join(lines)
+
+
+def _write_text(graph: Graph, write: Write) -> str:
+    """How an input gets its new value."""
+    how = "the kernel writes it" if write.direct else f"copied at the end: {write.obstacle}"
+    return f"{graph[graph.inputs[write.input]].name}: {how}"
 
 
 def _kept_in(params: RowParams) -> str:
@@ -127,7 +139,7 @@ def plan_call(dispatcher: Dispatcher, values: tuple[Any, ...], arch: str | None,
     layouts = [layout_of(tensor) for tensor in tensors]
     if not backward:
         return Plan(recorder.programs.plan(layouts, device))
-    derivative = recorder.derivative(_wanted(tensors))
+    derivative = recorder.derivative(_wanted(tensors, recorder.updates))
     forward = derivative.programs.plan(layouts, device)
     recorder = derivative.first.recorder
     return Plan(forward, recorder.programs.plan(_backward_layouts(derivative, forward, layouts), device), derivative)
@@ -136,7 +148,7 @@ def plan_call(dispatcher: Dispatcher, values: tuple[Any, ...], arch: str | None,
 def backward_graph(dispatcher: Dispatcher, values: tuple[Any, ...]) -> Graph:
     """See :meth:`fusedsl.api.FusedFunction.backward_graph`."""
     recorder, tensors = _fetch(dispatcher, values)
-    return recorder.derivative(_wanted(tensors)).made.backward
+    return recorder.derivative(_wanted(tensors, recorder.updates)).made.backward
 
 
 def _fetch(dispatcher: Dispatcher, values: tuple[Any, ...]) -> tuple[Recorder, tuple[Tensor, ...]]:
@@ -147,10 +159,15 @@ def _fetch(dispatcher: Dispatcher, values: tuple[Any, ...]) -> tuple[Recorder, t
     return entry.recorder, tensors
 
 
-def _wanted(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """The tensors that gradients are shown of: those that require grad; if none does, all floating ones."""
+def _wanted(tensors: tuple[Tensor, ...], updates: Sequence[Update]) -> tuple[int, ...]:
+    """The tensors that gradients are shown of: those that require grad; if none does, all floating ones.
+
+    Those that the function changes in place are left out then.
+    """
     floating = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point()]
-    return tuple(index for index in floating if tensors[index].requires_grad) or tuple(floating)
+    changed = [update.input for update in updates]
+    required = tuple(index for index in floating if tensors[index].requires_grad)
+    return required or tuple(index for index in floating if index not in changed)
 
 
 def _backward_layouts(derivative: Derivative, forward: Program, inputs: Sequence[Layout]) -> list[Layout]:
@@ -177,7 +194,9 @@ def explain_call(dispatcher: Dispatcher, values: tuple[Any, ...], arch: str | No
         )
     choices = () if plan.derivative is None else plan.derivative.made.choices
     forward = plan.forward
-    return Explanation(dispatcher.name, forward.graph, forward.device, forward.segments, choices, pulled)
+    return Explanation(
+        dispatcher.name, forward.graph, forward.device, forward.segments, choices, pulled, forward.writes
+    )
 
 
 def compile_call(

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from fusedsl.analysis.segment import Subgraph
 from fusedsl.host_scalars import compile_host, symbol_sizes
@@ -70,6 +71,7 @@ class Frame:
             buffers.append(buffer)
             return len(graph.inputs) + len(buffers) - 1
 
+        tensors.update({write.node: write.input for write in program.writes if write.direct})
         by_torch = {node_id for segment in program.segments if segment.plan is None for node_id in outputs_of(segment)}
         for node_id in (*by_torch, *program.views):
             tensors[node_id] = add(Buffer((), (), graph[node_id].tensor.dtype, eager=True))
@@ -110,12 +112,17 @@ class Frame:
                 raise AssertionError(f"{argument} has no slot")
 
     def results(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
-        """The graph's outputs from the tensors in the slots, each with storage of its own."""
+        """The graph's outputs from the tensors in the slots, each with storage of its own.
+
+        Where an output is the new value of an input, that is the input itself.
+        """
         slots = [self.tensors[node_id] for node_id in self.program.graph.outputs]
         inputs = len(self.program.graph.inputs)
-        views = [self.tensors[node_id] for node_id in self.program.views]
+        changed = {write.output: write.input for write in self.program.writes}
+        slots = [changed.get(rank, slot) for rank, slot in enumerate(slots)]
+        apart = [*changed.values(), *(self.tensors[node_id] for node_id in self.program.views)]
         shared = [
-            rank for rank, slot in enumerate(slots) if slot not in views and (slot < inputs or slot in slots[:rank])
+            rank for rank, slot in enumerate(slots) if slot not in apart and (slot < inputs or slot in slots[:rank])
         ]
         pick = picker(slots)
         if not shared:
@@ -128,6 +135,27 @@ class Frame:
             return found
 
         return with_copies
+
+    def write_inputs(self) -> Callable[[Sequence[Any]], None] | None:
+        """What is left to do for the inputs that are changed, once the kernels have run; None if there are none.
+
+        Values are copied that no kernel wrote to its place. Autograd is told of what it does not see by itself.
+        """
+        writes = self.program.writes
+        if not writes:
+            return None
+        copies = [(write.input, self.tensors[write.node]) for write in writes if not write.direct]
+        direct = [write.input for write in writes if write.direct]
+
+        def finish(slots: Sequence[Any]) -> None:
+            for slot in direct:
+                increment_version(slots[slot])
+            if copies:
+                with torch.no_grad():
+                    for slot, value in copies:
+                        slots[slot].copy_(slots[value])
+
+        return finish
 
 
 def outputs_of(segment: Segment | Subgraph) -> list[int]:

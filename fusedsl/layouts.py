@@ -59,6 +59,17 @@ def distinct_bytes(dtype: torch.dtype, layout: Layout) -> int:
     return count
 
 
+def may_overlap(layout: Layout) -> bool:
+    """Whether two elements of a tensor may be one element of memory (never where its dims nest)."""
+    reach = 0
+    for stride, size in sorted(zip(layout.strides, layout.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def _is_tuple(node: Node) -> bool:
     """Whether a node stands for several tensors, which ``item`` takes apart."""
     return node.op == "opaque" and node.attribute("results") > 1

@@ -15,10 +15,11 @@ from fusedsl.analysis.memory_order import symbol_sizes
 from fusedsl.analysis.merge import Segmentation, find_segments
 from fusedsl.analysis.segment import Accept, Subgraph, extract, is_view
 from fusedsl.analysis.summary import Buffer, Reduction, buffers_of, reductions_of
+from fusedsl.frontend.records import Update
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.remember import remember
-from fusedsl.layouts import distinct_bytes, stored_layouts
+from fusedsl.layouts import distinct_bytes, may_overlap, stored_layouts
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.schedulers import SCHEDULERS
 from fusedsl.schedulers.base import (
@@ -30,6 +31,7 @@ from fusedsl.schedulers.base import (
     ScalarArgument,
     TensorArgument,
 )
+from fusedsl.updates import Write, plan_writes
 
 
 @attrs.frozen
@@ -86,6 +88,7 @@ class Program:
         allocations: node -> layout of every tensor that a segment gives.
         views: outputs that are views of inputs, computed by eager PyTorch.
         device: what it was planned for.
+        writes: the inputs that are changed, and how.
     """
 
     graph: Graph
@@ -93,11 +96,26 @@ class Program:
     allocations: Mapping[int, Layout] = attrs.field(hash=False)
     views: tuple[int, ...]
     device: DeviceProperties
+    writes: tuple[Write, ...] = ()
 
 
-def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DeviceProperties, numerics: str) -> Program:
-    """The program of a graph whose inputs have the given layouts."""
-    layouts = {**inputs, **stored_layouts(graph, inputs)}
+def plan_graph(
+    graph: Graph,
+    inputs: Mapping[int, Layout],
+    device: DeviceProperties,
+    numerics: str,
+    updates: tuple[Update, ...] = (),
+) -> Program:
+    """The program of a graph whose inputs have the given layouts.
+
+    Args:
+        graph: what is run.
+        inputs: layouts of its tensor inputs.
+        device: the GPU to plan for.
+        numerics: see :class:`fusedsl.options.Options`.
+        updates: outputs that are new values of inputs.
+    """
+    layouts = {**inputs, **stored_layouts(graph, inputs), **_updated_layouts(graph, inputs, updates)}
     sizes = symbol_sizes(graph, layouts)
 
     def problem(part: Subgraph) -> Problem:
@@ -112,12 +130,23 @@ def plan_graph(graph: Graph, inputs: Mapping[int, Layout], device: DevicePropert
     def accept(part: Subgraph) -> bool:
         return choose(part)[0] is not None
 
-    key = (graph, device, numerics, tuple(_order(inputs[i]) for i in graph.inputs))
+    key = (graph, device, numerics, updates, tuple(_order(inputs[i]) for i in graph.inputs))
     parts = [extract(graph, members) for members in _segmentation(key, graph, layouts, accept)]
     segments = tuple(_segment(part, problem(part), choose) for part in parts)
     written = {s.origin[o] for s in segments for o in s.graph.outputs if s.graph[o].is_tensor}
     views = tuple(o for o in dict.fromkeys(graph.outputs) if is_view(graph, o))
-    return Program(graph, segments, {n: layouts[n] for n in sorted(written)}, views, device)
+    writes = plan_writes(graph, updates, segments)
+    return Program(graph, segments, {n: layouts[n] for n in sorted(written)}, views, device, writes)
+
+
+def _updated_layouts(graph: Graph, inputs: Mapping[int, Layout], updates: tuple[Update, ...]) -> Mapping[int, Layout]:
+    """New values of inputs lie as the inputs do, so that a kernel can write them there."""
+    found = {}
+    for update in updates:
+        node, layout = graph.outputs[update.output], inputs[graph.inputs[update.input]]
+        if graph.outputs.count(node) == 1 and not may_overlap(layout):
+            found[node] = layout
+    return found
 
 
 #: The scheduler that takes a segment, if any, and why the others do not.

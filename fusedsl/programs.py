@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusedsl.config import config
 from fusedsl.executor import Run, bind_program
+from fusedsl.frontend.records import Update
 from fusedsl.graph.graph import Graph
 from fusedsl.keys import ALIGNMENT
 from fusedsl.numba_cuda.device import DeviceProperties, properties, resolve
@@ -56,10 +57,12 @@ class Programs:
     Attributes:
         graph: what is run.
         numerics: see :class:`fusedsl.options.Options`.
+        updates: outputs that are new values of inputs.
     """
 
     graph: Graph
     numerics: str
+    updates: tuple[Update, ...] = ()
     _runs: dict[tuple[Any, ...], Run] = attrs.field(factory=dict)
     _lock: threading.RLock = attrs.field(factory=threading.RLock)
 
@@ -82,7 +85,8 @@ class Programs:
     def plan(self, layouts: Sequence[Layout], device: DeviceProperties) -> Program:
         """The program for inputs with these layouts on ``device``."""
         COUNTERS.plans += 1
-        return plan_graph(self.graph, dict(zip(self.graph.inputs, layouts, strict=True)), device, self.numerics)
+        inputs = dict(zip(self.graph.inputs, layouts, strict=True))
+        return plan_graph(self.graph, inputs, device, self.numerics, self.updates)
 
     def __len__(self) -> int:
         return len(self._runs)

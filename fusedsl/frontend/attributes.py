@@ -15,6 +15,7 @@ from fusedsl.frontend.callables import TensorValue, lookup_attribute, lookup_met
 from fusedsl.frontend.callables.values import size
 from fusedsl.frontend.captures import is_trusted
 from fusedsl.frontend.errors import CapturedMutation, HostValue, MissingAttribute, UnsupportedOperation
+from fusedsl.frontend.records import AccessPath
 from fusedsl.frontend.scope import Frame
 from fusedsl.frontend.tracer import Tracer
 from fusedsl.frontend.values import Captured, Function, Method, Super, TensorMethod, describe
@@ -129,8 +130,8 @@ def _tensor_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: TensorValu
 
 
 def _flag(tr: Tracer, owner: TensorValue, name: str) -> bool:
-    example = tr.captures.examples.get(owner.id)
-    index = tr.captures.input_index(owner.id)
+    example = tr.captures.example(owner)
+    index = tr.captures.input_index(owner)
     if example is None or index is None:
         return name == "is_leaf"
     value = bool(getattr(example, name))
@@ -154,13 +155,22 @@ def _captured_attribute(tr: Tracer, frame: Frame, node: ast.AST, owner: Captured
     except AttributeError:
         tr.fail(MissingAttribute, frame, node, found=describe(owner), name=name, hint=_suggest(value, name))
     if isinstance(item, types.MethodType):
-        function = tr.captures.wrap(item.__func__, path.attribute("__func__"))
+        function = _method(tr, item, path.attribute("__func__"))
         if item.__self__ is value:
             return Method(function, owner)
         return Method(function, tr.captures.wrap(item.__self__, path.attribute("__self__")))
     if isinstance(value, types.ModuleType) and is_trusted(value.__name__):
         return item
     return tr.captures.wrap(item, path)
+
+
+def _method(tr: Tracer, item: types.MethodType, path: AccessPath) -> Any:
+    """The function of a method; those of torch's own modules have text to read, unlike torch's other functions."""
+    function = item.__func__
+    if isinstance(item.__self__, torch.nn.Module) and function.__module__.startswith("torch.nn.modules."):
+        tr.captures.guard(path, "code", function.__code__, f"{path} has the text it had")
+        return Function(function, path)
+    return tr.captures.wrap(function, path)
 
 
 def _class_member(tr: Tracer, frame: Frame, node: ast.AST, owner: type, name: str) -> Any:

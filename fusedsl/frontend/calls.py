@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from fusedsl.frontend.callables import ScalarValue, TensorValue, lookup, lookup_method
-from fusedsl.frontend.callables.values import cast, host
+from fusedsl.frontend.callables.updates import Updating
+from fusedsl.frontend.callables.values import cast, host, pointwise
 from fusedsl.frontend.captures import is_torch
 from fusedsl.frontend.errors import HostValue, NotCallable, UnsupportedCall, UnsupportedOperation
 from fusedsl.frontend.inline import inline
-from fusedsl.frontend.inplace import update
+from fusedsl.frontend.inplace import finish, update
 from fusedsl.frontend.opaque import call_opaque
 from fusedsl.frontend.operators import BINARY, binary
 from fusedsl.frontend.pybuiltins import BUILTINS
@@ -43,6 +44,8 @@ _REFUSED_INPLACE = {
     "swapaxes_",
 }
 _REFUSED_INPLACE |= {"as_strided_", "swapdims_", "rename_", "share_memory_", "apply_", "map_", "put_", "retain_grad_"}
+#: What may lie in memory that is not its own.
+_SHARED = ("input", "opaque", "item")
 #: Methods that take a device.
 _MOVES = ("to", "cpu", "cuda")
 _FILLS: dict[str, Callable[..., Any]] = {"zero_": torch.zeros_like, "fill_": torch.full_like}
@@ -115,6 +118,8 @@ def _operation(
 ) -> Any:
     """A torch operation: by its handler, else opaque."""
     result = NotImplemented if handler is None else tr.apply(frame, node, handler, args, kwargs)
+    if isinstance(result, Updating):
+        return finish(tr, frame, node, f"'{ast.unparse(node.func)}'" if isinstance(node, ast.Call) else "", result)
     if result is not NotImplemented:
         return result
     assert function is not None
@@ -129,7 +134,7 @@ def _call_inplace(
     function: Callable[..., Any] | None = getattr(torch.Tensor, base, None) if filling is None else filling
     handler = lookup_method(base) if filling is None else lookup(filling)
     if name == "copy_":
-        return update(tr, frame, node, f"'.{name}'", target, lambda: _copied(target, *args))
+        return update(tr, frame, node, f"'.{name}'", target, lambda: _copied(tr, target, *args, **kwargs))
     if name in _REFUSED_INPLACE or (handler is None and function is None):
         tr.fail(UnsupportedOperation, frame, node, name=f".{name}", reason="it has no out-of-place form")
 
@@ -139,8 +144,11 @@ def _call_inplace(
     return update(tr, frame, node, f"'.{name}'", target, compute)
 
 
-def _copied(target: TensorValue, source: Any, non_blocking: bool = False) -> Any:
-    return cast(source, target.dtype, explicit=True)
+def _copied(tr: Tracer, target: TensorValue, src: Any, non_blocking: bool = False) -> Any:
+    if not isinstance(src, TensorValue):
+        return src
+    copied = cast(src, target.dtype, explicit=True)
+    return pointwise("clone", copied) if tr.builder.nodes[tr.aliases.root(copied.id)].op in _SHARED else copied
 
 
 # objects --------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Captures:
     Attributes:
         tensors: path of each graph input, in order.
         scalars: path of each scalar input, in order.
+        handles: the one handle of each graph input, in order; in-place operations change the node behind it.
         examples: node id of a graph input -> the tensor seen while tracing.
         classes: where each captured class was found.
         where: ``file:line`` of what is being traced, for the guards' reasons.
@@ -62,6 +63,7 @@ class Captures:
         self.where = where
         self.tensors: list[AccessPath] = []
         self.scalars: list[AccessPath] = []
+        self.handles: list[TensorValue] = []
         self.examples: dict[int, torch.Tensor] = {}
         self.classes: dict[type, AccessPath] = {}
         self._inputs: dict[AccessPath, TensorValue] = {}
@@ -164,11 +166,24 @@ class Captures:
             if isinstance(extent, Symbol):
                 self._origins[extent] = (node, dim)
         found = self._inputs[path] = TensorValue(self.builder, node)
+        self.handles.append(found)
         return found
 
-    def input_index(self, node_id: int) -> int | None:
-        """Place among the graph's inputs of the node, if it is one."""
-        return list(self._input_paths).index(node_id) if node_id in self._input_paths else None
+    def input_index(self, value: TensorValue) -> int | None:
+        """Place among the graph's inputs of the tensor that a handle stands for, if it is an argument or captured."""
+        for index, handle in enumerate(self.handles):
+            if handle is value:
+                return index
+        return list(self._input_paths).index(value.id) if value.id in self._input_paths else None
+
+    def node(self, index: int) -> int:
+        """The node of a graph input."""
+        return list(self._input_paths)[index]
+
+    def example(self, value: TensorValue) -> torch.Tensor | None:
+        """The tensor seen while tracing, of an argument or captured tensor."""
+        index = self.input_index(value)
+        return None if index is None else list(self.examples.values())[index]
 
     def global_path(self, function: Function, name: str) -> AccessPath:
         """Where a global name of ``function`` is found; one path for all functions of the fused function's module."""

@@ -220,8 +220,8 @@ class UnsupportedOperation(FrontendError):
 
 
 class InPlaceOnArgument(FrontendError):
-    template = "in-place {operation} would change {what}, which the caller can see"
-    expected_template = "in-place operations on values that the function itself computed"
+    template = "in-place {operation} would change {what} through a view that the graph cannot express"
+    expected_template = "the tensor itself, or a view of all its elements that permutes, adds or drops dims"
     hint_template = "{hint}"
 
 

@@ -59,8 +59,8 @@ def _isinstance(tr: Tracer, frame: Frame, node: ast.AST, value: Any, classes: An
     classes = tr.static(classes)
     flat = classes if isinstance(classes, tuple) else (classes,)
     if isinstance(value, TensorValue):
-        example = tr.captures.examples.get(value.id)
-        index = tr.captures.input_index(value.id)
+        example = tr.captures.example(value)
+        index = tr.captures.input_index(value)
         kind = torch.Tensor if example is None else type(example)
         if example is not None and index is not None and any(c is not torch.Tensor for c in flat):
             path = tr.captures.tensors[index]

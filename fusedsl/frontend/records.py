@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from fusedsl.graph.graph import Graph
+from fusedsl.graph.span import SourceSpan
 
 
 @attrs.frozen
@@ -110,6 +111,25 @@ class OutputStatic:
 
 
 @attrs.frozen
+class Update:
+    """An argument or captured tensor that the function changes in place: its value at the end is an output.
+
+    Attributes:
+        output: index of the output.
+        input: index of the tensor in ``Trace.tensors``.
+        recorded: whether autograd would record the change (it was not made inside ``torch.no_grad()`` throughout).
+        operation: as the user wrote it, quoted.
+        span: where.
+    """
+
+    output: int
+    input: int
+    recorded: bool = True
+    operation: str = ""
+    span: SourceSpan | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen
 class SourceFunction:
     """A user function whose text took part in the trace."""
 
@@ -128,6 +148,7 @@ class Trace:
         tensors: where the graph's tensor inputs come from.
         scalars: where its scalar inputs come from.
         outputs: nested tuple (named tuples too), list or dict of OutputValue, OutputInput and OutputStatic.
+        updates: the tensors that are changed in place; their new values are the graph's last outputs.
         guards: the conditions under which the trace holds, beside the dtype, rank, device and 0-or-1
             extents of tensors.
         functions: every function whose source was read, in order of reading.
@@ -139,3 +160,4 @@ class Trace:
     outputs: Any
     guards: tuple[Guard, ...]
     functions: tuple[SourceFunction, ...]
+    updates: tuple[Update, ...] = ()

@@ -119,7 +119,16 @@ def _augment_item(tr: Tracer, frame: Frame, node: ast.AugAssign) -> None:
             else:
                 container[key] = _binary(tr, frame, node, old, value)
             return
+    elif isinstance(old := tr.evaluate(frame, ast.copy_location(_loaded(target), target)), TensorValue):
+        # The object that holds the tensor gets the same one again.
+        value = tr.evaluate(frame, node.value)
+        update(tr, frame, node, f"'{_OPERATORS[type(node.op)]}='", old, lambda: _binary(tr, frame, node, old, value))
+        return
     _store(tr, frame, target, None)
+
+
+def _loaded(target: ast.Attribute) -> ast.Attribute:
+    return ast.Attribute(target.value, target.attr, ast.Load())
 
 
 def _binary(tr: Tracer, frame: Frame, node: ast.AugAssign, old: Any, value: Any) -> Any:

@@ -24,6 +24,7 @@ from fusedsl.frontend.records import (
     OutputValue,
     SourceFunction,
     Trace,
+    Update,
 )
 from fusedsl.frontend.scope import Frame, local_names
 from fusedsl.frontend.source import capture, remember
@@ -43,6 +44,7 @@ __all__ = [
     "SourceFunction",
     "Trace",
     "TraceOptions",
+    "Update",
     "check_function",
     "trace",
 ]
@@ -98,6 +100,7 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
         result = walk_body(tr, frame)
         ids: list[int] = []
         outputs = _output(tr, frame, result, ids, {})
+        updates = _updates(tr, ids)
     except RecursionError:
         raise RecursionTooDeep(source.span(source.node), limit=DEPTH_LIMIT, name=fn.__name__) from None
     except FuseError as error:
@@ -108,7 +111,7 @@ def trace(fn: types.FunctionType, arguments: inspect.BoundArguments, options: An
     numbers = [node for node in tr.builder.nodes if node.op == "scalar_input"]
     paths = [tr.captures.number_path(node.id) or AccessPath("draw", node.name) for node in numbers]
     graph, scalars = _without_unused_numbers(graph, paths)
-    return Trace(graph, tuple(tr.captures.tensors), scalars, outputs, guards, tuple(tr.functions.values()))
+    return Trace(graph, tuple(tr.captures.tensors), scalars, outputs, guards, tuple(tr.functions.values()), updates)
 
 
 def _bind_arguments(tr: Tracer, frame: Frame, fn: types.FunctionType, arguments: inspect.BoundArguments) -> None:
@@ -160,7 +163,7 @@ def _arguments(tr: Tracer, arguments: inspect.BoundArguments) -> tuple[list[_Pla
 def _output(tr: Tracer, frame: Frame, value: Any, ids: list[int], known: dict[int, OutputValue]) -> Any:
     """The tree of results; ``ids`` collects the graph's outputs, one for each tensor object."""
     if isinstance(value, TensorValue):
-        index = tr.captures.input_index(value.id)
+        index = _returned_argument(tr, frame, value)
         if index is not None:
             return OutputInput(index)
         if id(value) not in known:
@@ -178,6 +181,33 @@ def _output(tr: Tracer, frame: Frame, value: Any, ids: list[int], known: dict[in
         found = describe(value.value) if isinstance(value, Captured) else describe(value)
         tr.fail(UnsupportedResult, frame, _last_return(frame), found=found)
     return OutputStatic(value)
+
+
+def _returned_argument(tr: Tracer, frame: Frame, value: TensorValue) -> int | None:
+    """The argument that a result is, changed in place or not."""
+    index = tr.captures.input_index(value)
+    if index is not None:
+        return index
+    index = tr.aliases.storage(value).argument
+    if index is None or index not in tr.changes:
+        return None
+    base = tr.captures.handles[index]
+    view = tr.aliases.view(value.id, base.id)
+    if value.id == base.id:
+        return index
+    if view is not None:
+        found = f"a view of '{tr.captures.tensors[index]}', which the function changes in place,"
+        tr.fail(UnsupportedResult, frame, _last_return(frame), found=found)
+    return None
+
+
+def _updates(tr: Tracer, ids: list[int]) -> tuple[Update, ...]:
+    """The arguments that were changed in place; their values are appended to the outputs."""
+    found = []
+    for index, change in sorted(tr.changes.items()):
+        found.append(Update(len(ids), index, change.recorded, change.operation, change.span))
+        ids.append(tr.captures.handles[index].id)
+    return tuple(found)
 
 
 def _last_return(frame: Frame) -> ast.AST:

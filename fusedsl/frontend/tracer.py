@@ -12,6 +12,7 @@ import torch
 
 from fusedsl.frontend.aliasing import Aliases
 from fusedsl.frontend.callables import NeedsStatic, OpError, ScalarValue, TensorValue
+from fusedsl.frontend.callables.updates import Updating
 from fusedsl.frontend.callables.values import detached, host
 from fusedsl.frontend.captures import Captures
 from fusedsl.frontend.errors import (
@@ -51,6 +52,15 @@ class Walkers:
     call: Callable[..., Any]
 
 
+@attrs.frozen
+class Changed:
+    """An in-place operation on an argument: as the user wrote it, whether autograd would record it, and where."""
+
+    operation: str
+    recorded: bool
+    span: SourceSpan
+
+
 class Signal:
     """How a block of statements ended, if not by running to its end."""
 
@@ -73,6 +83,7 @@ class Tracer:
         self.functions: dict[int, SourceFunction] = {}
         self.device = torch.device("cpu")
         self.recording = True  # False inside torch.no_grad()
+        self.changes: dict[int, Changed] = {}  # by the index of the argument
         self._place: tuple[FunctionSource, ast.AST] | None = None
 
     # walking -------------------------------------------------------------------------------------------------------
@@ -113,6 +124,12 @@ class Tracer:
     def fail(self, error: type[FrontendError], frame: Frame, node: ast.AST, **fields: Any) -> NoReturn:
         """Raise ``error`` at the user's line."""
         raise error(frame.source.span(node), **fields) from None
+
+    def changed(self, argument: int, change: Changed) -> None:
+        """Note that an argument was changed in place; of several changes the first one that is recorded counts."""
+        known = self.changes.get(argument)
+        if known is None or (change.recorded and not known.recorded):
+            self.changes[argument] = change
 
     # host values ---------------------------------------------------------------------------------------------------
 
@@ -201,6 +218,9 @@ class Tracer:
             except OpError as error:
                 self._fail_operation(frame, node, error)
             else:
+                if isinstance(result, Updating):
+                    made = self.aliases.track(self.unrecorded(result.result, args_), args_, kwargs_)
+                    return Updating(made, result.updates)
                 return self.aliases.track(self.unrecorded(result, args_), args_, kwargs_)
 
     def unrecorded(self, result: Any, operands: Sequence[Any] = ()) -> Any:

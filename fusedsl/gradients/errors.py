@@ -10,6 +10,10 @@ class GradientError(FuseError):
     """The function, or a part of it, has no gradient that fusedsl can derive."""
 
 
+class InPlaceGradient(GradientError):
+    """A tensor that is changed in place would carry a gradient, or its old value is needed for one."""
+
+
 class NotDifferentiable(GradientError):
     """An op on the way from a wanted input to an output has no derivative."""
 

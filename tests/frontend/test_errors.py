@@ -189,21 +189,21 @@ RecursionTooDeep: calls are nested more than 50 deep, in 'endless_recursion'
   expected: a recursion that ends on static values
   try: write it as a loop
 """,
-    "adds_to_argument": """
-InPlaceOnArgument: in-place '+=' would change the argument 'x', which the caller can see
+    "adds_to_part_of_argument": """
+InPlaceOnArgument: in-place '.add_' would change the argument 'x' through a view that the graph cannot express
   wrong_programs.py:131:4
-    x += 1
-    ^^^^^^
-  expected: in-place operations on values that the function itself computed
-  try: x = x + 1, which makes a new tensor
+    x[0].add_(1)
+    ^^^^^^^^^^^^
+  expected: the tensor itself, or a view of all its elements that permutes, adds or drops dims
+  try: make a copy first: x.clone()
 """,
     "method_on_captured": """
-InPlaceOnArgument: in-place '.mul_' would change 'WEIGHT', which the caller can see
+InPlaceOnArgument: in-place '.mul_' would change 'WEIGHT' through a view that the graph cannot express
   wrong_programs.py:136:4
-    WEIGHT.mul_(2)
-    ^^^^^^^^^^^^^^
-  expected: in-place operations on values that the function itself computed
-  try: x = x + 1, which makes a new tensor
+    WEIGHT[0].mul_(2)
+    ^^^^^^^^^^^^^^^^^
+  expected: the tensor itself, or a view of all its elements that permutes, adds or drops dims
+  try: make a copy first: x.clone()
 """,
     "in_place_under_view": """
 InPlaceOnView: in-place '.add_' on a value that shares its memory with another live value

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -29,9 +30,12 @@ def holds(found: Trace, fn: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def run(found: Trace, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """The trace's results for these arguments, as the user would see them."""
+    """The trace's results for these arguments, as the user would see them; arguments are changed as it says."""
     tensors, scalars = compile_accessors(found, fn)(bind(fn, *args, **kwargs).arguments)
     values = evaluate(found.graph, tensors, scalars)
+    with torch.no_grad():
+        for update in found.updates:
+            tensors[update.input].copy_(values[update.output])
 
     def rebuild(tree: Any) -> Any:
         match tree:
@@ -67,9 +71,21 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def check(fn: Any, *args: Any, **kwargs: Any) -> Trace:
-    """Trace, run, compare with eager; the trace."""
-    copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+    """Trace, run, compare with eager, and what became of the arguments too; the trace."""
+    copies = [copied(x) for x in args]
     found = traced(fn, *args, **kwargs)
     assert holds(found, fn, *args, **kwargs), "the guards do not hold for the arguments that were traced"
     assert_same(run(found, fn, *args, **kwargs), fn(*copies, **kwargs))
+    for one, other in zip(args, copies, strict=True):
+        if isinstance(one, (torch.Tensor, list, tuple)):
+            assert_same(one, other)
     return found
+
+
+def copied(item: Any) -> Any:
+    """An argument with tensors of its own."""
+    if isinstance(item, torch.Tensor):
+        return item.clone()
+    if isinstance(item, torch.nn.Module):
+        return copy.deepcopy(item)
+    return type(item)(copied(x) for x in item) if type(item) in (list, tuple) else item

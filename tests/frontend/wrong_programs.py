@@ -127,19 +127,19 @@ def endless_recursion(x):
     return endless_recursion(x + 1)
 
 
-def adds_to_argument(x):
-    x += 1
+def adds_to_part_of_argument(x):
+    x[0].add_(1)
     return x
 
 
 def method_on_captured(x):
-    WEIGHT.mul_(2)
+    WEIGHT[0].mul_(2)
     return x * WEIGHT
 
 
 def in_place_under_view(x):
     y = x + 1
-    z = y[None]
+    z = y[0]
     y.add_(1)
     return z
 

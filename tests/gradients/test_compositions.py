@@ -121,6 +121,19 @@ def test_batch_norm() -> None:
     assert all(len(shape) == 1 or shape[0] == 1 for shape in saved_shapes(made))
 
 
+def training_batch_norm(x, weight, bias):
+    return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (3, 5, 2, 2)])
+def test_batch_norm_in_training(shape) -> None:
+    """Two sums over the batch are the gradients of the parameters, and serve that of the input as well."""
+    made = check(training_batch_norm, leaf(*shape), leaf(5), leaf(5))
+    dims = (0, *range(2, len(shape)))
+    assert {d for _, d in reductions(made)} == {dims}
+    assert all(len(saved) == 1 or saved.count(1) == len(shape) - 1 for saved in saved_shapes(made)), "numbers a channel"
+
+
 def test_logsumexp_ignores_its_maximum() -> None:
     def both(x):
         return torch.logsumexp(x, 1), x.amax(1)

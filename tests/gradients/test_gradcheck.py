@@ -165,3 +165,26 @@ def test_branches() -> None:
         return torch.where(x > 0, torch.log(x.abs() + 1), x * 3).clamp(-2.0, 1.0)
 
     check(branches, leaf(5))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4), (2, 3, 2, 2)])
+def test_batch_norm_in_training(shape: tuple[int, ...]) -> None:
+    """The running statistics change with every call, the gradients do not depend on them."""
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    @fusedsl.fuse
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=0.3)
+
+    check(norm, leaf(*shape), leaf(3, low=0.5, high=2.0), leaf(3))
+    assert mean.any()
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    @fusedsl.fuse
+    def norm(x: Tensor) -> Tensor:
+        return F.instance_norm(x, mean, var)
+
+    check(norm, leaf(2, 3, 4))
