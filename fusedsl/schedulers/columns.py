@@ -15,7 +15,7 @@ from fusedsl.schedulers.base import KernelPlan, Launch, Problem
 from fusedsl.schedulers.combine import Accumulator, Reducer
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.partials import add_partials, share_of_block, store_partials
-from fusedsl.schedulers.space import iteration_space
+from fusedsl.schedulers.space import IterationSpace, iteration_space
 
 
 @attrs.frozen
@@ -43,9 +43,14 @@ class ColumnParams:
         return self.threads * self.vector
 
 
-def column_kernels(problem: Problem, params: ColumnParams, name: str, scheduler: str) -> KernelPlan:
-    """The plan of a column reduction: one launch, or two when the reduced loop is split over blocks."""
-    writer = ColumnWriter(problem, params, name, scheduler)
+def column_kernels(
+    problem: Problem, params: ColumnParams, name: str, scheduler: str, space: IterationSpace | None = None
+) -> KernelPlan:
+    """The plan of a column reduction: one launch, or two when the reduced loop is split over blocks.
+
+    ``space`` is given where the graph does not tell that its reductions have the same loops.
+    """
+    writer = ColumnWriter(problem, params, name, scheduler, space)
     if params.split == 1:
         return KernelPlan((writer.whole(),))
     return writer.split()
@@ -54,9 +59,11 @@ def column_kernels(problem: Problem, params: ColumnParams, name: str, scheduler:
 class ColumnWriter:
     """Writes the kernels of a column problem for given parameters."""
 
-    def __init__(self, problem: Problem, params: ColumnParams, name: str, scheduler: str) -> None:
+    def __init__(
+        self, problem: Problem, params: ColumnParams, name: str, scheduler: str, space: IterationSpace | None = None
+    ) -> None:
         self.problem, self.params, self.name = problem, params, name
-        self.space = iteration_space(problem)
+        self.space = space or iteration_space(problem)
         self.stage = find_reductions(problem.graph).stages[0]
         self.header = (f"{problem.graph.name}: {scheduler}", str(params))
         self.last = len(self.space.axes) - 1
@@ -192,7 +199,7 @@ class ColumnWriter:
         threads = 32
         lines = 8
         shape = attrs.evolve(p, threads=threads, lines=lines, vector=1, batch=1, exact=False)
-        writer = ColumnWriter(self.problem, shape, self.name, "")
+        writer = ColumnWriter(self.problem, shape, self.name, "", self.space)
         writer.header = self.header
         e = writer.emitter(f"{self.name}_finish")
         writer.locate_column(e)

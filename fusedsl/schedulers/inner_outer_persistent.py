@@ -2,8 +2,8 @@
 """Normalisation gradients: reductions of every row, and beside them sums over all rows (weight and bias gradients).
 
 Every block walks over rows with its columns fixed to its threads: a row is read once, its results are stored, and the
-outer sums gather in registers. Each block hands on one row of partial sums; a kernel a sum adds these in a fixed order,
-so two runs give equal bits and no block waits for another.
+outer sums gather in registers. Each block hands on one row of partial sums; a second kernel adds these in a fixed
+order, so two runs give equal bits and no block waits for another.
 """
 
 from __future__ import annotations
@@ -14,24 +14,14 @@ from fusedsl.analysis.patterns import check_inner_outer
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.kernel import Geometry
-from fusedsl.schedulers.base import (
-    Argument,
-    KernelPlan,
-    Launch,
-    Layout,
-    Problem,
-    Refusal,
-    ScalarArgument,
-    TensorArgument,
-    Workspace,
-    WorkspaceArgument,
-)
+from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Refusal, Workspace
 from fusedsl.schedulers.checks import check_ops, check_self_mapping
-from fusedsl.schedulers.columns import ColumnParams, column_kernels
+from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
 from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.halves import Halves, OuterSum, cut
+from fusedsl.schedulers.halves import Halves, cut
 from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.outer_sums import finish, moved, packed
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
@@ -126,18 +116,8 @@ def _row_problem(problem: Problem, halves: Halves) -> Problem:
     layouts = {}
     for node_id in (*halves.rows.inputs, *halves.rows.outputs):
         origin = halves.row_origin[node_id]
-        layouts[node_id] = problem.layouts[origin] if origin in problem.layouts else _packed(problem, origin)
+        layouts[node_id] = problem.layouts[origin] if origin in problem.layouts else packed(problem, origin)
     return attrs.evolve(problem, graph=halves.rows, layouts=layouts)
-
-
-def _packed(problem: Problem, node_id: int) -> Layout:
-    """A row-major layout of a value that is not stored."""
-    sizes = problem.sizes()
-    shape = tuple(e if isinstance(e, int) else sizes[e] for e in problem.graph[node_id].tensor.shape)
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-    return Layout(shape, tuple(strides))
 
 
 def compute_heuristics(problem: Problem) -> InnerOuterParams:
@@ -164,38 +144,12 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
 
 
 def schedule(problem: Problem, params: InnerOuterParams) -> KernelPlan:
-    """The rows with partial sums, then a launch a sum of these."""
+    """The rows with partial sums, then a launch for all sums of these whose loops agree."""
     halves = _cut(problem)
     rows = _row_problem(problem, halves)
     launch, workspaces = _rows_kernel(rows, halves, params, kernel_name(problem.graph, NAME))
-    launches = [_moved(launch, halves.row_origin, None)]
-    for index, outer in enumerate(halves.sums):
-        asked = _outer_problem(problem, outer, params.blocks)
-        finish = column_kernels(asked, params.outer, kernel_name(asked.graph, "sum"), NAME)
-        launches += [_moved(x, outer.origin, WorkspaceArgument(index)) for x in finish.launches]
+    launches = [moved(launch, halves.row_origin, {}), *finish(problem, halves, params.outer, params.blocks, NAME)]
     return KernelPlan(tuple(launches), workspaces)
-
-
-def _moved(launch: Launch, origin: tuple[int, ...], partial: WorkspaceArgument | None) -> Launch:
-    """Arguments that name nodes of the segment, and the buffer ``partial`` for node 0."""
-
-    def moved(argument: Argument) -> Argument:
-        if partial is not None and isinstance(argument, TensorArgument) and argument.node == 0:
-            return partial
-        if isinstance(argument, (TensorArgument, ScalarArgument)):
-            return attrs.evolve(argument, node=origin[argument.node])
-        return argument
-
-    return attrs.evolve(launch, arguments=tuple(moved(a) for a in launch.arguments))
-
-
-def _outer_problem(problem: Problem, outer: OuterSum, blocks: int) -> Problem:
-    """The problem of adding the partial sums of ``blocks`` blocks."""
-    layouts = {n: problem.layouts[outer.origin[n]] for n in (*outer.graph.inputs[1:], *outer.graph.outputs)}
-    result = _packed(problem, outer.origin[0])
-    first = result.strides[0] * result.shape[0] if result.shape else 1
-    layouts[0] = Layout((blocks, *result.shape), (first, *result.strides))
-    return attrs.evolve(problem, graph=outer.graph, layouts=layouts)
 
 
 def _rows_kernel(
