@@ -345,11 +345,15 @@ def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int) -> 
     e.line("cluster_arrive()")
 
 
-def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster: int) -> None:
+def combine_in_cluster(
+    e: Emitter, items: list[Exchange], threads: int, cluster: int, rearm: tuple[str, int] | None = None
+) -> None:
     """Reduce tiles over the threads of all blocks of a cluster and define the results.
 
     Every warp sends its partial results to every block by asynchronous remote stores; each block waits for all of them
-    on its own mbarrier and merges them in one order, so all blocks find the same bits.
+    on its own mbarrier and merges them in one order, so all blocks find the same bits. In a loop over rows ``rearm`` is
+    the text of a row's parity, which is that of its phase, and the bytes that a warp sends: the mbarrier is armed for
+    the next row at once. Such a loop arrives at the cluster barrier after the last stage of a row.
     """
     warps = threads // 32
     index = e.clusters_combined
@@ -364,8 +368,12 @@ def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster:
             for array, (_, text) in zip(arrays, item.values, strict=True):
                 slot = f"cluster_rank() * {warps} + warp()"
                 e.line(f"remote_store_async({array}, {slot}, {text}, lane(), arrived, {index})")
-    e.line(f"mbarrier_wait(arrived, {index}, 0)")
+    parity, size = rearm or ("0", 0)
+    e.line(f"mbarrier_wait(arrived, {index}, {parity})")
     count = warps * cluster
+    if rearm is not None:
+        with e.block("if thread_x() == 0:"):
+            e.line(f"mbarrier_expect(arrived, {index}, {size * count})")
     for item, arrays in zip(items, scratches, strict=True):
         if count <= 32:
             item.across(arrays, "0", count, "0")

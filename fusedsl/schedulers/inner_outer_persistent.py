@@ -20,6 +20,7 @@ from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
 from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.halves import Halves, cut
+from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, shared_rows_kernel
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.outer_sums import finish, moved, packed
 from fusedsl.schedulers.row_params import RowParams
@@ -41,12 +42,12 @@ class InnerOuterParams:
     """What decides the kernels.
 
     Attributes:
-        row: the kernel over rows (one row a block, in registers).
+        row: the kernel over rows (one row a block, in registers; or in shared memory of a block or a cluster).
         outer: the kernels that add the partial sums.
-        blocks: blocks of the first kernel, the rows of partial sums; not part of any text.
+        blocks: blocks, or clusters of them, of the first kernel: the rows of partial sums; not part of any text.
     """
 
-    row: RowParams
+    row: RowParams | SharedRows
     outer: ColumnParams
     blocks: int
 
@@ -72,9 +73,10 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
     count = space.size(space.kept)
     if count < problem.device.multiprocessors // 8:
         return Refusal("not_enough_rows", f"{count} rows for {problem.device.multiprocessors} multiprocessors")
-    if _fit(space, halves) is None:
-        longest = MAX_THREADS * max(n for n in ELEMENTS if _resident_threads(space, halves, n))
-        return Refusal("row_length", f"rows of {space.axes[-1].extent} elements; registers hold {longest}")
+    if _fit(space, halves) is None and fit_shared(space, halves) is None:
+        longest = MAX_THREADS * max((n for n in ELEMENTS if _resident_threads(space, halves, n)), default=0)
+        reason = f"rows of {space.axes[-1].extent} elements; registers hold {longest}, shared memory not these"
+        return Refusal("row_length", reason)
     return None
 
 
@@ -121,13 +123,20 @@ def _row_problem(problem: Problem, halves: Halves) -> Problem:
 
 
 def compute_heuristics(problem: Problem) -> InnerOuterParams:
-    """8 elements a thread, 16 for rows that 512 threads would not hold; as many blocks as are resident at once."""
+    """8 elements a thread, 16 for rows that 512 threads would not hold, longer ones in shared memory; as many blocks as
+    are resident at once."""
     halves = _cut(problem)
     rows = _row_problem(problem, halves)
     space = iteration_space(rows)
     extent = space.axes[-1].extent
     fit = _fit(space, halves)
-    assert fit is not None, "asked about a problem that was refused"
+    columns = min(pow2_at_least(extent), 32)
+    outer = ColumnParams(columns, 256 // columns, 1, 2)
+    if fit is None:
+        shared = fit_shared(space, halves)
+        assert shared is not None, "asked about a problem that was refused"
+        walkers = max(problem.device.multiprocessors // shared.cluster, 1)
+        return InnerOuterParams(shared, outer, min(space.size(space.kept), walkers))
     held, resident = fit
     vector = min(vector_width(space, len(space.axes) - 1), held)
     chunks = max(-(-extent // vector), 1)
@@ -139,24 +148,26 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
     exact = threads * batch * vector == extent
     row = RowParams(threads, 1, vector, batch, exact=exact, min_blocks=min_blocks)
     blocks = min(space.size(space.kept), problem.device.multiprocessors * min_blocks)
-    columns = min(pow2_at_least(extent), 32)
-    return InnerOuterParams(row, ColumnParams(columns, 256 // columns, 1, 2), blocks)
+    return InnerOuterParams(row, outer, blocks)
 
 
 def schedule(problem: Problem, params: InnerOuterParams) -> KernelPlan:
     """The rows with partial sums, then a launch for all sums of these whose loops agree."""
     halves = _cut(problem)
     rows = _row_problem(problem, halves)
-    launch, workspaces = _rows_kernel(rows, halves, params, kernel_name(problem.graph, NAME))
-    launches = [moved(launch, halves.row_origin, {}), *finish(problem, halves, params.outer, params.blocks, NAME)]
+    name, blocks = kernel_name(problem.graph, NAME), params.blocks
+    if isinstance(params.row, SharedRows):
+        launch, workspaces = shared_rows_kernel(rows, halves, params.row, blocks, name, NAME)
+    else:
+        launch, workspaces = _rows_kernel(rows, halves, params.row, blocks, name)
+    launches = [moved(launch, halves.row_origin, {}), *finish(problem, halves, params.outer, blocks, NAME)]
     return KernelPlan(tuple(launches), workspaces)
 
 
 def _rows_kernel(
-    problem: Problem, halves: Halves, params: InnerOuterParams, name: str
+    problem: Problem, halves: Halves, p: RowParams, blocks: int, name: str
 ) -> tuple[Launch, tuple[Workspace, ...]]:
     """The kernel over rows, and the buffers of its partial sums."""
-    p = params.row
     stored, targets = problem.graph.outputs[: halves.stored], problem.graph.outputs[halves.stored :]
     w = RowWriter(problem, p, name, (f"{problem.graph.name}: {NAME}", str(p)))
     e = w.emitter(name)
@@ -205,8 +216,8 @@ def _rows_kernel(
         batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
         vector = e.constant("VECTOR", p.vector)
         e.line(f"store({pointer}, {at}, {e.limit}, {text}, {batch}, {step}, {vector})")
-    launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((params.blocks, 1, 1), (p.threads, 1, 1)))
-    return launch, tuple(Workspace(dtype, params.blocks * extent) for dtype in dtypes)
+    launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((blocks, 1, 1), (p.threads, 1, 1)))
+    return launch, tuple(Workspace(dtype, blocks * extent) for dtype in dtypes)
 
 
 def _load_ahead(e: Emitter, node_id: int, into: Variable | None) -> Variable:

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation gradients of rows that registers do not hold: reductions of every row, and beside them sums over all
+rows, with the rows in shared memory.
+
+A block, or a cluster of blocks that share a row, walks over rows. While a row is worked on the next one is copied to
+the other half of shared memory, by ``cp.async``, every thread what it will read itself: that needs no barrier, and a
+thread's reads of a row come before the copies that it issues over it. A thread owns ``tiles`` tiles of ``batch *
+vector`` columns; the text repeats each pass once a tile, for the outer sums stay in registers, which have no index.
+
+The blocks of a cluster exchange partial results of inner reductions by asynchronous remote stores that count down an
+mbarrier of the block they reach; one mbarrier a stage, whose phase is the row's number, counted by the cluster. A
+thread arrives at the cluster barrier when it has read a row's parts of all stages, and waits there before its warp
+sends parts of the next row: half a row of work lies between, and a block needs the others' parts at that point anyhow.
+Why this is safe:
+
+* Data. Parts of row k + 1 are sent after that barrier, so after all threads of the cluster have read those of row k.
+* Arming. Thread 0 arms an mbarrier for row k + 1 when it has waited there for row k, so that phase is over and the
+  arrival counts for the next; then it arrives at the cluster barrier, which comes before any part of row k + 1.
+* Ends. The mbarriers are armed for the first row before the first arrival. Every row has one wait and one arrival; the
+  wait after the last row keeps blocks alive for the others' parts. Nobody sends to, or waits for, what was armed for a
+  row that does not exist. All blocks of a cluster have the same rows.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+
+from fusedsl.graph.types import compute_dtype
+from fusedsl.numba_cuda.device import DeviceProperties
+from fusedsl.numba_cuda.kernel import Geometry
+from fusedsl.schedulers.base import Launch, Problem, Workspace
+from fusedsl.schedulers.combine import (
+    SPELLINGS,
+    Accumulator,
+    Exchange,
+    Reducer,
+    Single,
+    combine_in_block,
+    combine_in_cluster,
+    prepare_cluster,
+)
+from fusedsl.schedulers.emit import Emitter, Variable
+from fusedsl.schedulers.halves import Halves
+from fusedsl.schedulers.row_params import RowParams, shared_inputs
+from fusedsl.schedulers.row_writer import RowWriter
+from fusedsl.schedulers.space import IterationSpace, vector_width
+from fusedsl.schedulers.text import dtype_marker
+
+THREADS = 512
+#: Elements of a tile, and registers of a thread that outer sums may take.
+TILE = 8
+SUM_REGISTERS = 64
+#: Shared memory of a block that is left alone: 1 KiB of the system's.
+RESERVED = 1 << 10
+_ALIGNMENT = 128
+
+
+@attrs.frozen
+class SharedRows:
+    """What decides the text of the kernel over rows in shared memory.
+
+    Attributes:
+        threads: of a block.
+        vector: elements of one access.
+        batch: accesses of a tile.
+        tiles: tiles of ``batch * vector`` columns that a thread owns.
+        cluster: blocks that share a row.
+        exact: the blocks' columns are the row's: nothing is masked.
+        resident: what all rows share (weights) is kept in shared memory, else read from global memory in each pass.
+    """
+
+    threads: int
+    vector: int
+    batch: int
+    tiles: int
+    cluster: int = 1
+    exact: bool = False
+    resident: bool = False
+
+    @property
+    def tile(self) -> int:
+        """Columns of a block's tile."""
+        return self.threads * self.vector * self.batch
+
+    @property
+    def part(self) -> int:
+        """Columns of a block."""
+        return self.tile * self.tiles
+
+    @property
+    def held(self) -> int:
+        """Columns of the cluster."""
+        return self.part * self.cluster
+
+
+def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
+    """The smallest cluster that holds a row; None: none does, or the rows cannot be copied or exchanged so."""
+    graph, device, last = space.problem.graph, space.problem.device, len(space.axes) - 1
+    rows = shared_inputs(space)
+    vector = min(vector_width(space, last), TILE)
+    if not rows or not all(_is_copied(space, i, vector) for i in rows):
+        return None
+    words = sum(compute_dtype(graph[t].tensor.dtype).itemsize / 4 for t in graph.outputs[halves.stored :])
+    most = int(SUM_REGISTERS / (TILE * words))
+    cluster = 1
+    while cluster == 1 or (cluster <= device.max_cluster and _is_sent(space)):
+        tiles = -(-space.axes[last].extent // (THREADS * TILE * cluster))
+        plain = SharedRows(THREADS, vector, TILE // vector, tiles, cluster)
+        plain = attrs.evolve(plain, exact=plain.held == space.axes[last].extent)
+        if tiles <= most:
+            for resident in (True, False):
+                row = attrs.evolve(plain, resident=resident)
+                if (resident <= bool(_resident(space, vector))) and _fits(space, row, device):
+                    return row
+        cluster *= 2
+    return None
+
+
+def _is_copied(space: IterationSpace, node_id: int, vector: int) -> bool:
+    """An access is at least the 4 bytes that ``cp.async`` copies, of elements that lie side by side."""
+    itemsize = space.problem.graph[node_id].tensor.dtype.itemsize
+    return vector * itemsize >= 4 and space.strides[node_id][-1] == 1
+
+
+def _resident(space: IterationSpace, vector: int) -> list[int]:
+    """Inputs that all rows share and that can be copied."""
+    found = [i for i in space.problem.graph.inputs if space.strides[i][-1] and not any(space.strides[i][:-1])]
+    return [i for i in found if _is_copied(space, i, vector)]
+
+
+def _is_sent(space: IterationSpace) -> bool:
+    """Partial results of the reductions are words that blocks of a cluster can send: single ones of 4 or 8 bytes."""
+    graph = space.problem.graph
+    reductions = [n for n in graph if n.op in SPELLINGS]
+    itemsizes = {compute_dtype(graph[n.inputs[0]].tensor.dtype).itemsize for n in reductions}
+    return itemsizes <= {4, 8} and not any(SPELLINGS[n.op].pair for n in reductions)
+
+
+def _layout(space: IterationSpace, row: SharedRows) -> tuple[dict[int, int], int]:
+    """Where in dynamic shared memory every copied input begins, and the bytes of all."""
+    kept = _resident(space, row.vector) if row.resident else []
+    offset, places = 0, {}
+    for node_id in (*shared_inputs(space), *kept):
+        places[node_id] = offset
+        slots = 1 if node_id in kept else 2
+        offset += -(-slots * row.part * space.problem.graph[node_id].tensor.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return places, offset
+
+
+def _fits(space: IterationSpace, row: SharedRows, device: DeviceProperties) -> bool:
+    """Whether a block's rows and partial results fit its shared memory."""
+    graph = space.problem.graph
+    reductions = [n for n in graph if n.op in SPELLINGS]
+    result = sum(compute_dtype(graph[n.inputs[0]].tensor.dtype).itemsize + 8 * SPELLINGS[n.op].pair for n in reductions)
+    static = (2 if row.cluster == 1 else row.cluster) * (row.threads // 32) * result
+    return _layout(space, row)[1] + static <= device.smem_per_block_optin - RESERVED
+
+
+def shared_rows_kernel(
+    problem: Problem, halves: Halves, row: SharedRows, walkers: int, name: str, scheduler: str
+) -> tuple[Launch, tuple[Workspace, ...]]:
+    """The kernel over rows, and the buffers of its partial sums: a row of ``walkers`` blocks or clusters each."""
+    return _Kernel(problem, halves, row, name, scheduler).launch(walkers)
+
+
+class _Kernel:
+    """Writes the kernel for given parameters."""
+
+    def __init__(self, problem: Problem, halves: Halves, row: SharedRows, name: str, scheduler: str) -> None:
+        self.p = row
+        plain = RowParams(row.threads, 1, row.vector, row.batch, "shared", exact=row.exact, cluster=row.cluster)
+        self.w = RowWriter(problem, plain, name, (f"{problem.graph.name}: {scheduler}", str(row)))
+        self.e: Emitter = self.w.emitter(name)
+        self.space, self.graph = self.w.space, problem.graph
+        self.last = len(self.space.axes) - 1
+        self.stored = list(dict.fromkeys(self.graph.outputs[: halves.stored]))
+        self.targets = self.graph.outputs[halves.stored :]
+        self.dtypes = [compute_dtype(self.graph[t].tensor.dtype) for t in self.targets]
+        self.places, self.bytes = _layout(self.space, row)
+        self.rows = shared_inputs(self.space)
+        self.arrays: dict[int, str] = {}
+
+    def launch(self, walkers: int) -> tuple[Launch, tuple[Workspace, ...]]:
+        """The text, and how it is launched."""
+        p, e = self.p, self.e
+        rows = e.integer("rows", self.w.rows)
+        vector = e.constant("VECTOR", p.vector)
+        e.line(f"mine = thread_x() * {vector}" if p.vector > 1 else "mine = thread_x()")
+        if p.cluster > 1:
+            e.line(f"begin = cluster_rank() * {e.constant('PART', p.part)}")
+            e.line(f"first = udiv(block_x(), {p.cluster})")
+            e.line(f"walkers = udiv(grid_x(), {p.cluster})")
+            prepare_cluster(e, [self.w.round_bytes(s) for s in self.w.reductions.stages], p.threads // 32, p.cluster)
+        else:
+            e.line("first = block_x()")
+            e.line("walkers = grid_x()")
+        self.make_arrays()
+        with e.block("if first < rows:"):
+            self.copy(list(self.places), "first", "0")
+        e.line("async_commit()")
+        scalars = self.load_scalars(None, f"min(first, {rows} - 1)")
+        sums = self.start_sums()
+        e.line("turn = 0")
+        with e.block(f"for row in range(first, {rows}, walkers):"):
+            e.line("ahead = row + walkers")
+            with e.block(f"if ahead < {rows}:"):
+                self.copy(list(self.rows), "ahead", f"(1 - turn) * {e.constant('PART', p.part)}")
+            e.line("async_commit()")
+            for node_id, raw in scalars.items():
+                taken = e.fresh(self.graph[node_id].name)
+                e.line(f"{taken} = {raw.text}")
+                e.loaded(node_id, Variable(taken))
+                e.value(node_id)
+            with e.block():
+                self.load_scalars(scalars, f"ahead if ahead < {rows} else row")
+            e.line("async_wait(1)")
+            e.line(f"here = turn * {e.constant('PART', p.part)} + mine")
+            e.locate(self.space.kept, "row")
+            self.one_row(sums)
+            e.line("turn = 1 - turn")
+        workspaces = self.store_sums(sums, walkers)
+        if p.cluster > 1:
+            e.line("cluster_wait()")
+        geometry = Geometry((walkers * p.cluster, 1, 1), (p.threads, 1, 1), p.cluster, dynamic_smem_bytes=self.bytes)
+        return e.launch(e.source(p.threads, 1), geometry), workspaces
+
+    # rows ----------------------------------------------------------------------------------------------------------
+
+    def tile(self, index: int) -> None:
+        """Stand at a tile's columns."""
+        start = ["begin"] if self.p.cluster > 1 else []
+        if index:
+            start.append(str(index * self.p.tile))
+        self.w.locate_column(self.e, " + ".join(start) or None)
+        for node_id, array in self.arrays.items():
+            self.e.reader[node_id] = functools.partial(self.read, node_id, array, index)
+
+    def read(self, node_id: int, array: str, index: int) -> str:
+        """Text of a tile of an input's copy."""
+        at = ("here" if node_id in self.rows else "mine") + (f" + {index * self.p.tile}" if index else "")
+        e = self.e
+        batch, step = e.constant("BATCH", self.p.batch), e.constant("STEP", e.tile.step)
+        return f"shared_load_tile({array}, {at}, {batch}, {step}, {e.constant('VECTOR', self.p.vector)})"
+
+    def make_arrays(self) -> None:
+        """Name the copies in shared memory."""
+        for node_id, offset in self.places.items():
+            node = self.graph[node_id]
+            self.arrays[node_id] = self.e.fresh(f"{node.name}_smem")
+            self.e.line(f"{self.arrays[node_id]} = dynamic_shared({dtype_marker(node.tensor.dtype)}, {offset})")
+
+    def copy(self, inputs: list[int], row: str, slot: str) -> None:
+        """Begin copying this thread's columns of a row."""
+        e = self.e
+        batch, step = e.constant("BATCH", self.p.batch), e.constant("STEP", e.tile.step)
+        vector = e.constant("VECTOR", self.p.vector)
+        e.line(f"there = {slot} + mine" if slot != "0" else "there = mine")
+        e.locate(self.space.kept, row)
+        for index in range(self.p.tiles):
+            with e.block():
+                self.tile(index)
+                at = "there" + (f" + {index * self.p.tile}" if index else "")
+                for node_id in inputs:
+                    source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
+                    array = self.arrays[node_id]
+                    e.line(f"async_copy({array}, {at}, {source}, {e.limit}, {batch}, {step}, {vector})")
+
+    def load_scalars(self, into: dict[int, Variable] | None, row: str) -> dict[int, Variable]:
+        """Load what a row has one of, to variables that the next turn of the loop takes."""
+        e, strides = self.e, self.space.strides
+        inputs = [i for i in self.graph.inputs if any(strides[i]) and not strides[i][self.last] and e.graph.users()[i]]
+        if not inputs:
+            return {}
+        found = {}
+        if into is not None:
+            e.line(f"following = {row}")
+            row = "following"
+        with e.block():
+            e.locate(self.space.kept, row)
+            for node_id in inputs:
+                text = e.load_text(node_id, e.pointer(node_id), e.offset(node_id), False, False)
+                found[node_id] = into[node_id] if into else Variable(e.fresh(f"{self.graph[node_id].name}_next"))
+                e.line(f"{found[node_id].text} = {text}")
+        return found
+
+    def one_row(self, sums: list[list[str]]) -> None:
+        """Reduce a row, store its results, and add to the outer sums."""
+        e, p = self.e, self.p
+        full = [n for n in self.stored if self.w.is_full(n)]
+        for stage in self.w.reductions.stages:
+            items: list[Exchange] = [Single(reducer, part) for reducer, part in self.reduce(stage)]
+            if p.cluster > 1:
+                combine_in_cluster(e, items, p.threads, p.cluster, ("turn", self.w.round_bytes(stage)))
+            else:
+                combine_in_block(e, items, p.threads, turn="turn" if p.threads > 32 else None)
+        if p.cluster > 1:
+            e.line("cluster_arrive()")
+        e.hoist([*full, *self.targets])
+        count = e.constant("TILE", e.tile.numel)
+        for index in range(p.tiles):
+            with e.block():
+                self.tile(index)
+                for node_id in full:
+                    e.store(node_id)
+                for target, texts in zip(self.targets, sums, strict=True):
+                    variable = e.value(target)
+                    text = e.widen(variable, True, True)
+                    text = text if variable.batch or variable.vector else f"repeat({text}, {count})"
+                    e.line(f"{texts[index]} = {texts[index]} + {text}")
+        narrow = [n for n in self.stored if n not in full]
+        for node_id in narrow:
+            e.value(node_id)
+        if narrow:
+            with e.block("if thread_x() == 0" + (" and begin == 0:" if p.cluster > 1 else ":")):
+                for node_id in narrow:
+                    e.store(node_id)
+
+    def reduce(self, stage: tuple[int, ...]) -> list[tuple[Reducer, Accumulator]]:
+        """Reduce this thread's columns of a row."""
+        e = self.e
+        reducers = [Reducer(e, self.graph[node_id]) for node_id in stage]
+        e.hoist([r.node.inputs[0] for r in reducers])
+        parts = [reducer.start("1") for reducer in reducers]
+        count = e.constant("TILE", e.tile.numel)
+        for index in range(self.p.tiles):
+            with e.block():
+                self.tile(index)
+                for reducer, part in zip(reducers, parts, strict=True):
+                    operand = reducer.operand(count, self.w.mask(e))
+                    one = reducer.fold(reducer.once(operand, self.w.positions(e, reducer)), None)
+                    reducer.step(part, one.value, one.index or "")
+        return list(zip(reducers, parts, strict=True))
+
+    # outer sums ----------------------------------------------------------------------------------------------------
+
+    def start_sums(self) -> list[list[str]]:
+        """A variable a tile for every outer sum."""
+        e, found = self.e, []
+        count = e.constant("TILE", e.tile.numel)
+        for target, dtype in zip(self.targets, self.dtypes, strict=True):
+            found.append([e.fresh(f"{self.graph[target].name}_sum{index}") for index in range(self.p.tiles)])
+            for text in found[-1]:
+                e.line(f"{text} = full({count}, 0, {dtype_marker(dtype)})")
+        return found
+
+    def store_sums(self, sums: list[list[str]], walkers: int) -> tuple[Workspace, ...]:
+        """Hand the outer sums on."""
+        e, extent = self.e, self.space.axes[self.last].extent
+        batch, step = e.constant("BATCH", self.p.batch), e.constant("STEP", e.tile.step)
+        vector = e.constant("VECTOR", self.p.vector)
+        e.line(f"total = first * {e.extent(self.last)}")
+        for tile in range(self.p.tiles):
+            with e.block():
+                self.tile(tile)
+                for index, (texts, dtype) in enumerate(zip(sums, self.dtypes, strict=True)):
+                    pointer = e.workspace(index, dtype)
+                    e.line(f"store({pointer}, total + col, {e.limit}, {texts[tile]}, {batch}, {step}, {vector})")
+        return tuple(Workspace(dtype, walkers * extent) for dtype in self.dtypes)
