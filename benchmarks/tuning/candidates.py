@@ -13,6 +13,7 @@ from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.schedulers.base import KernelPlan
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
+from fusedsl.schedulers.inner_outer_shared import SharedRows
 from fusedsl.schedulers.pointwise import PointwiseParams
 from fusedsl.schedulers.row_params import RowParams
 
@@ -75,16 +76,33 @@ def inner_outer_candidates(
         batch = -(-columns // (threads * vector))
         if batch * vector > 32 or threads * vector > 2 * columns:
             continue
-        row = attrs.evolve(
-            base.row, threads=threads, vector=vector, batch=batch, exact=threads * batch * vector == columns
-        )
+        held, exact = base.row, threads * batch * vector == columns
+        plain = RowParams(threads, min_blocks=1) if isinstance(held, SharedRows) else held
+        row = attrs.evolve(plain, threads=threads, vector=vector, batch=batch, exact=exact)
         for many in (1, 2, 3, 4, 6, 8, 12, 16):
             blocks = many * device.multiprocessors
             if 256 <= threads * many <= device.max_threads_per_sm and blocks <= rows:
                 yield attrs.evolve(base, row=row, blocks=blocks)
+    if isinstance(base.row, SharedRows):
+        for shared in shared_rows_candidates(columns, base.row, device):
+            blocks = min(rows, device.multiprocessors // shared.cluster)
+            yield attrs.evolve(base, row=shared, blocks=blocks)
     for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
         if threads * lines >= 128:
             yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
+
+
+def shared_rows_candidates(columns: int, base: SharedRows, device: DeviceProperties) -> Iterator[SharedRows]:
+    """Threads, tiles and clusters whose blocks have no more columns than those of ``base``, which are known to fit."""
+    cluster = base.cluster
+    while cluster <= device.max_cluster:
+        for threads, size in itertools.product((256, 512), sorted({base.batch, max(base.batch // 2, 1)})):
+            one = attrs.evolve(base, threads=threads, batch=size, tiles=1, cluster=cluster)
+            row = attrs.evolve(one, tiles=-(-columns // one.held))
+            if row.part <= base.part and row.tiles * row.batch * row.vector <= 64:
+                for resident in {base.resident, False}:
+                    yield attrs.evolve(row, exact=row.held == columns, resident=resident)
+        cluster *= 2
 
 
 def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:

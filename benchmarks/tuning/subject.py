@@ -19,12 +19,9 @@ from fusedsl.executor import bind_program
 from fusedsl.gradients import ForwardInput, ForwardOutput
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
-from fusedsl.pipeline import Program, Segment, plan_graph
+from fusedsl.pipeline import Program, plan_graph
 from fusedsl.programs import layout_of, properties_of
 from fusedsl.schedulers.base import KernelPlan, Layout, Problem
-
-#: Rows that a scheduler calls too long are tried up to this many elements.
-LONGEST_FORCED = 32 * 1024
 
 
 class NotOneSegment(Exception):
@@ -93,7 +90,7 @@ def make_subject(operation: Operation, scheduler: ModuleType, shape: Shape, dtyp
 
 
 def _one_segment(program: Program, inputs: Mapping[int, Layout], scheduler: ModuleType) -> Program:
-    """The program if it is one segment of this scheduler; a forced one if only the row is longer than it accepts."""
+    """The program if it is one segment of this scheduler."""
     graph, segment = program.graph, program.segments[0]
     if len(program.segments) == 1 and segment.scheduler == scheduler.NAME:
         assert segment.origin == tuple(range(len(segment.origin))), "a whole graph keeps its numbers"
@@ -101,17 +98,8 @@ def _one_segment(program: Program, inputs: Mapping[int, Layout], scheduler: Modu
     names = ", ".join(one.scheduler for one in program.segments)
     allocations = {node: program.allocations[node] for node in graph.outputs if node in program.allocations}
     problem = Problem(graph, {**inputs, **allocations}, program.device)
-    refusal = scheduler.can_schedule_compile_time(graph)
-    if refusal is None:
-        refusal = scheduler.can_schedule_run_time(problem)
-    longest = max((layout.shape[-1] for layout in inputs.values() if layout.shape), default=0)
-    if refusal is None or refusal.code != "row_length" or longest > LONGEST_FORCED:
-        raise NotOneSegment(f"planned as {names}: {'cut up' if refusal is None else refusal.reason}")
-    print(f"forced, planned as {names}: {refusal.reason}")
-    params = scheduler.compute_heuristics(problem)
-    plan, origin = scheduler.schedule(problem, params), tuple(node.id for node in graph)
-    whole = Segment(scheduler.NAME, graph, origin, params, plan, {}, problem)
-    return attrs.evolve(program, segments=(whole,), allocations=allocations)
+    refusal = scheduler.can_schedule_compile_time(graph) or scheduler.can_schedule_run_time(problem)
+    raise NotOneSegment(f"planned as {names}: {'cut up' if refusal is None else refusal.reason}")
 
 
 def _gradients(

@@ -24,9 +24,13 @@ Why this is safe:
 from __future__ import annotations
 
 import functools
+import itertools
 
 import attrs
 
+from fusedsl.analysis.domains import domain_map
+from fusedsl.analysis.reductions import find_reductions
+from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
@@ -49,9 +53,14 @@ from fusedsl.schedulers.space import IterationSpace, vector_width
 from fusedsl.schedulers.text import dtype_marker
 
 THREADS = 512
-#: Elements of a tile, and registers of a thread that outer sums may take.
-TILE = 8
+#: Registers of a thread that one value of a tile takes, and that all outer sums may take: with 128 registers a thread
+#: gradients of norms were not seen to spill (nvJitLink 13.5, sm_80 and sm_90a).
+TILE_REGISTERS = 8
 SUM_REGISTERS = 64
+#: Columns that a thread owns: more tiles need more registers for places and masks (7 tiles of 8 were seen to spill).
+MAX_ELEMENTS = 48
+#: Cost of a row's arithmetic, an element, beyond which tiles are half as large (GELU; 7 to 9 for a norm alone).
+COSTLY = 40
 #: Shared memory of a block that is left alone: 1 KiB of the system's.
 RESERVED = 1 << 10
 _ALIGNMENT = 128
@@ -96,26 +105,35 @@ class SharedRows:
 
 
 def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
-    """The smallest cluster that holds a row; None: none does, or the rows cannot be copied or exchanged so."""
+    """The smallest cluster that holds a row beside what all rows share, or else a row alone.
+
+    None: none does, or the rows cannot be copied or exchanged so.
+    """
     graph, device, last = space.problem.graph, space.problem.device, len(space.axes) - 1
     rows = shared_inputs(space)
-    vector = min(vector_width(space, last), TILE)
+    held = _tile_elements(space)
+    vector = min(vector_width(space, last), held)
     if not rows or not all(_is_copied(space, i, vector) for i in rows):
         return None
     words = sum(compute_dtype(graph[t].tensor.dtype).itemsize / 4 for t in graph.outputs[halves.stored :])
-    most = int(SUM_REGISTERS / (TILE * words))
-    cluster = 1
-    while cluster == 1 or (cluster <= device.max_cluster and _is_sent(space)):
-        tiles = -(-space.axes[last].extent // (THREADS * TILE * cluster))
-        plain = SharedRows(THREADS, vector, TILE // vector, tiles, cluster)
-        plain = attrs.evolve(plain, exact=plain.held == space.axes[last].extent)
-        if tiles <= most:
-            for resident in (True, False):
-                row = attrs.evolve(plain, resident=resident)
-                if (resident <= bool(_resident(space, vector))) and _fits(space, row, device):
-                    return row
-        cluster *= 2
+    most = min(int(SUM_REGISTERS / (held * words)), MAX_ELEMENTS // held)
+    clusters = [c for c in (1, 2, 4, 8, 16) if c == 1 or (c <= device.max_cluster and _is_sent(space))]
+    for resident, cluster in itertools.product((True, False), clusters):
+        tiles = -(-space.axes[last].extent // (THREADS * held * cluster))
+        row = SharedRows(THREADS, vector, held // vector, tiles, cluster, resident=resident)
+        shares = bool(_resident(space, vector)) or not resident
+        if shares and tiles <= most and _fits(space, row, device):
+            return attrs.evolve(row, exact=row.held == space.axes[last].extent)
     return None
+
+
+def _tile_elements(space: IterationSpace) -> int:
+    """Elements of a thread's tile: fewer of wide values, and where the arithmetic needs registers of its own."""
+    graph, domains, row = space.problem.graph, domain_map(space.problem.graph), find_reductions(space.problem.graph)
+    word = max(compute_dtype(n.tensor.dtype).itemsize for n in graph if n.is_tensor) // 4
+    along = [n for n in graph if OPS[n.op].kind is Kind.POINTWISE and row.classes <= domains.varies[n.id]]
+    costly = sum(OPS[n.op].cost for n in along) > COSTLY
+    return TILE_REGISTERS // max(word, 1) // (2 if costly else 1)
 
 
 def _is_copied(space: IterationSpace, node_id: int, vector: int) -> bool:

@@ -14,6 +14,8 @@ from benchmarks.suites import NORMS_BACKWARD
 from benchmarks.tuning.candidates import candidates
 from benchmarks.tuning.subject import NotOneSegment, make_subject
 from fusedsl.schedulers import inner_outer_persistent
+from fusedsl.schedulers.inner_outer_shared import SharedRows
+from fusedsl.schedulers.row_params import RowParams
 
 WITH_SUMS = [operation for operation in NORMS_BACKWARD if len(operation.wanted) > 1]
 
@@ -44,10 +46,13 @@ def test_candidates_hold_a_row(operation: Operation, shape: tuple[int, int]) -> 
     subject = make_subject(operation, inner_outer_persistent, (128, shape[1]), torch.bfloat16, "cpu")
     device = subject.problem.device
     found = candidates(shape[1], subject.base, shape[0], device)
+    assert isinstance(subject.base.row, SharedRows) == (shape[1] > 8192)
+    assert {type(one.row) for one in found} == {RowParams, type(subject.base.row)}
     assert found[0] == subject.base and len(found) > 10
     for params in found[1:]:
         row = params.row
-        assert row.tile >= shape[1] and row.exact == (row.tile == shape[1])
+        held = row.held if isinstance(row, SharedRows) else row.tile
+        assert held >= shape[1] and row.exact == (held == shape[1])
         assert params.blocks <= shape[0]
 
 
@@ -63,6 +68,6 @@ def test_every_suite_makes_plans(suite: str) -> None:
         assert found[0][0] == str(subject.base) and len(found) > 1
 
 
-def test_rows_that_no_registers_hold_are_refused_with_the_reason() -> None:
-    with pytest.raises(NotOneSegment, match="planned as"):
-        make_subject(WITH_SUMS[0], inner_outer_persistent, (20, 65536), torch.bfloat16, "cpu")
+def test_rows_that_nothing_holds_are_refused_with_the_reason() -> None:
+    with pytest.raises(NotOneSegment, match=r"planned as .*rows of 500000 elements"):
+        make_subject(WITH_SUMS[0], inner_outer_persistent, (20, 500_000), torch.bfloat16, "cpu")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedsl
+from fusedsl.schedulers import outer_sums
 from tests.tolerance import assert_within
 
 
@@ -94,3 +95,21 @@ def test_nothing_of_a_row_is_stored(device):
     assert [s.scheduler for s in only_sums.explain(x).segments] == ["inner_outer_persistent"]
     for one, expected in zip(only_sums(x), only_sums.reference(x), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
+
+
+def many_sums(x, y, z):
+    row = x - x.mean(-1, keepdim=True)
+    return row, row.sum(0), (row * y).sum(0), (row.double() * z).sum(0), y.sum(0) * 2.0
+
+
+def test_one_launch_adds_sums_whose_loops_agree(device, monkeypatch):
+    x, y = torch.randn(2, 20, 36, device=device)
+    z = x.double()
+    expected = many_sums(x, y, z)
+    for most, launches in ((16, 2), (3, 3), (1, 5)):
+        monkeypatch.setattr(outer_sums, "MAX_SUMS", most)
+        fused = fusedsl.fuse(many_sums)
+        (segment,) = fused.explain(x, y, z).segments
+        assert segment.scheduler == "inner_outer_persistent" and len(segment.plan.launches) == launches
+        for one, its_expected in zip(fused(x, y, z), expected, strict=True):
+            torch.testing.assert_close(one, its_expected, rtol=1e-4, atol=1e-5)

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import fusedsl
+from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.schedulers import inner_outer_persistent
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
 from fusedsl.schedulers.inner_outer_shared import SharedRows
+from tests.schedulers.support import meta, refusal, text_of, whole
 from tests.schedulers.test_inner_outer import centred, gradients, layer_norm, only_sums, rms_norm
 from tests.tolerance import assert_within
 
@@ -48,7 +50,7 @@ FORMS = {
 @pytest.mark.parametrize("form", list(FORMS))
 def test_gradients_of_every_form(form: str, dtype: torch.dtype, device: str, forced) -> None:
     row, columns = FORMS[form]
-    rows, blocks = (17, 3) if dtype == BF16 else (5, 2)
+    rows, blocks = (17, 3) if dtype == BF16 else (16, 5)
     forced(row, blocks)
     x, grad = torch.randn(2, rows, columns, device=device).to(dtype)
     weight, bias = torch.randn(2, columns, device=device).to(dtype)
@@ -98,3 +100,90 @@ def test_rows_of_several_loops(device: str, forced) -> None:
         found = gradients(fused, arguments, grad)
         for one, expected in zip(found, gradients(layer_norm.reference, arguments, grad), strict=True):
             torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["a block of two warps", "two blocks of two warps, ragged"])
+def test_text(form: str, golden: Callable[[str], None]) -> None:
+    row, columns = FORMS[form]
+    problem = whole(weighted, *[meta(20, columns, dtype=BF16)] * 2, meta(columns, dtype=BF16), meta(20, 1))
+    golden(text_of(inner_outer_persistent.schedule(problem, InnerOuterParams(row, OUTER, 4))))
+
+
+def weighted(x, grad, weight, scale):
+    row = grad.float() * weight
+    inner = (row * x).mean(-1, keepdim=True)
+    return ((row - x * inner) * scale).to(x.dtype), (grad * x * scale).sum(0), grad.float().sum(0)
+
+
+def test_parameters_alone_decide_the_text() -> None:
+    row = SharedRows(32, 4, 1, 2, 2)
+    texts = set()
+    for rows, columns, blocks in ((20, 300, 4), (40, 400, 4), (40, 400, 8)):
+        problem = whole(weighted, *[meta(rows, columns)] * 2, meta(columns), meta(rows, 1))
+        plan = inner_outer_persistent.schedule(problem, InnerOuterParams(row, OUTER, blocks))
+        assert plan.launches[0].geometry.grid == (2 * blocks, 1, 1)
+        texts.add(tuple(launch.source.text for launch in plan.launches))
+    assert len(texts) == 1
+
+
+def segments(function, arch: str, dtype: torch.dtype, rows: int, columns: int):
+    """The backward segments of a norm."""
+    count = 3 if function is layer_norm else 2
+    arguments = [meta(rows, columns, dtype=dtype), *[meta(columns, dtype=dtype)] * (count - 1)]
+    arguments = [torch.empty_like(a).requires_grad_() for a in arguments]
+    return function.explain(*arguments, backward=True, arch=arch).backward.segments
+
+
+CHOSEN = [
+    ("H200", BF16, 4096, 16384, 1, 132),
+    ("H200", torch.float16, 4096, 32768, 2, 66),
+    ("H200", BF16, 2048, 65536, 4, 33),
+    ("H200", BF16, 1024, 262144, 16, 8),
+    ("H200", torch.float32, 2048, 65536, 8, 16),
+    ("A100", BF16, 4096, 16384, 1, 108),
+]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "rows", "columns", "cluster", "blocks"), CHOSEN)
+def test_long_rows_are_one_segment_that_does_not_spill(
+    arch: str, dtype: torch.dtype, rows: int, columns: int, cluster: int, blocks: int
+) -> None:
+    for function in (layer_norm, rms_norm):
+        (segment,) = segments(function, arch, dtype, rows, columns)
+        params = segment.params
+        assert isinstance(params.row, SharedRows) and params.row.exact and params.row.resident
+        assert (params.row.cluster, params.blocks) == (cluster, blocks)
+        first, *finish = segment.plan.launches
+        assert len(finish) == 1
+        compiled = compile_kernel(first.source, {"H200": "sm_90a", "A100": "sm_80"}[arch])
+        assert compiled.spill_bytes == 0 and compiled.registers <= 128
+        smem = {"H200": 232448, "A100": 166912}[arch]
+        assert compiled.smem_bytes + first.geometry.dynamic_smem_bytes <= smem
+
+
+@pytest.mark.parametrize(
+    ("columns", "functions"),
+    [
+        (16386, (layer_norm, rms_norm)),
+        (40000, (layer_norm, rms_norm)),
+        (200_008, (layer_norm,)),
+        (389_992, (rms_norm,)),
+    ],
+)
+def test_ragged_rows_do_not_spill(columns: int, functions) -> None:
+    for function in functions:
+        (segment,) = segments(function, "H200", BF16, 2048, columns)
+        row = segment.params.row
+        assert row.resident == (columns < 300_000)
+        assert not row.exact and row.held - row.tile * row.cluster < columns <= row.held
+        assert compile_kernel(segment.plan.launches[0].source, "sm_90a").spill_bytes == 0
+
+
+def test_what_nothing_holds_falls_back() -> None:
+    """No clusters; rows too long for 16 blocks; rows that cp.async cannot copy."""
+    for arch, columns in (("A100", 65536), ("H200", 1 << 20), ("H200", 16385)):
+        found = segments(layer_norm, arch, BF16, 2048, columns)
+        assert len(found) > 1 and all(s.plan is not None for s in found)
+    x = meta(2048, 16385, dtype=BF16)
+    found = refusal("inner_outer_persistent", whole(centred.__wrapped__, x, x))
+    assert found is not None and found.code == "row_length" and "16385" in found.reason
