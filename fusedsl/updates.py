@@ -25,11 +25,12 @@ from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.layouts import may_overlap
 from fusedsl.schedulers.base import KernelPlan, Problem
+from fusedsl.schedulers.columns_persistent import passes
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import iteration_space
 
 #: Schedulers whose kernels have been looked at: what they store comes from the thread that loaded what it needs for it.
-_KNOWN = ("pointwise", "reduction", "inner_persistent")
+_KNOWN = ("pointwise", "reduction", "inner_persistent", "outer_persistent")
 
 
 @attrs.frozen
@@ -124,6 +125,8 @@ def _obstacle_inside(part: Part, node: int, source: int) -> str:
         return f"{part.scheduler} kernels may read an element more than once"
     if not _has_one_writer(part, node):
         return "several threads write an element"
+    if part.scheduler == "outer_persistent" and _is_read_in_passes(part, node):
+        return "columns are read again in a later pass"
     if not elsewhere:
         return ""
     if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
@@ -155,6 +158,12 @@ def _has_one_writer(part: Part, node: int) -> bool:
     if reduced == {False} and isinstance(part.params, RowParams) and part.params.cluster > 1:
         return False
     return all(strides[axis] for axis in space.kept) and len(reduced) <= 1
+
+
+def _is_read_in_passes(part: Part, node: int) -> bool:
+    """Whether a value of the columns is stored by a kernel that passes over them several times."""
+    space = iteration_space(part.problem)
+    return any(space.strides[node][axis] for axis in space.reduced) and passes(space) > 1
 
 
 def _is_loaded_once(part: Part, source: int) -> bool:

@@ -234,6 +234,33 @@ def lambda_free_sum(x):
     return x.sum(0)
 
 
+@fusedsl.fuse
+def batch_norm(x, mean, variance, weight, bias):
+    return F.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident", "blocks, one line"])
+def test_batch_norm_and_its_gradient_are_a_kernel_each(form: str, device: str, forced) -> None:
+    forced(FORMS[form])
+    fused = fusedsl.fuse(batch_norm.__wrapped__)
+    x = torch.randn(3, 20, 3, 5).to(memory_format=torch.channels_last)
+    grad = torch.randn(3, 20, 3, 5).to(memory_format=torch.channels_last)
+    results = []
+    for function, dtype in ((fused, torch.float32), (fused.reference, torch.float32), (fused.reference, torch.float64)):
+        torch.manual_seed(1)
+        leaves = [t.to(device, dtype, copy=True).requires_grad_() for t in (x, torch.rand(20), torch.randn(20))]
+        statistics = [torch.randn(20).to(device, dtype), torch.rand(20).to(device, dtype)]
+        found = function(leaves[0], *statistics, *leaves[1:])
+        if function is fused:
+            explained = fused.explain(leaves[0], *statistics, *leaves[1:], backward=True)
+            assert [s.scheduler for s in explained.segments] == ["outer_persistent"]
+            assert [s.scheduler for s in explained.backward.segments] == ["outer_persistent"]
+        found.backward(grad.to(device, dtype))
+        results.append([found.detach(), *statistics, *(leaf.grad for leaf in leaves)])
+    for one, its_eager, its_truth in zip(*results, strict=True):
+        assert_within(one, its_eager, its_truth)
+
+
 @pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident"])
 def test_text(form: str, golden: Callable[[str], None]) -> None:
     x = meta(45, 20, dtype=BF16)
