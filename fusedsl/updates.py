@@ -121,17 +121,23 @@ def _obstacle_inside(part: Part, node: int, source: int) -> str:
                 elsewhere.append(current)
     if node not in placed and users[source]:
         return "the old value is read for other elements"
+    obstacle = _obstacle_in_order(part, node)
+    if obstacle or not elsewhere:
+        return obstacle
+    if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
+        return "" if _is_loaded_once(part, source) else "a reduction reads the old value"
+    return "the old value is read for other elements"
+
+
+def _obstacle_in_order(part: Part, node: int) -> str:
+    """Why a value may be stored before all that need the old one have it, though only its own elements do."""
     if part.scheduler not in _KNOWN:
         return f"{part.scheduler} kernels may read an element more than once"
     if not _has_one_writer(part, node):
         return "several threads write an element"
     if part.scheduler == "outer_persistent" and _is_read_in_passes(part, node):
         return "columns are read again in a later pass"
-    if not elsewhere:
-        return ""
-    if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
-        return "" if _is_loaded_once(part, source) else "a reduction reads the old value"
-    return "the old value is read for other elements"
+    return ""
 
 
 def _keeps_place(graph: Graph, node: Node) -> bool:
