@@ -149,6 +149,27 @@ def test_chosen_parameters(rows: int, columns: int, device: str) -> None:
         assert_within(one, its_eager, its_truth)
 
 
+@pytest.mark.gpu
+def test_grid_barriers_in_captured_graphs_and_on_several_streams() -> None:
+    fused = fusedsl.fuse(standardise)
+    args = tuple(x.cuda() for x in arguments("standardise", 100_000, 64, BF16))
+    assert fused.explain(*args).segments[0].params.blocks > 1
+    expected = fused(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fused(*args)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    found = []
+    for turn in range(6):
+        graph.replay()
+        with torch.cuda.stream(streams[turn % 3]):
+            found.append(fused(*args))
+    torch.cuda.synchronize()
+    for results in (captured, *found):
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
 def chosen(rows: int, columns: int, fn: Callable[..., object] = standardise) -> PersistentColumnParams:
     x = meta(rows, columns, dtype=BF16)
     args = {standardise: (x, meta(columns), meta(columns)), column_softmax: (x,)}[fn]
