@@ -7,6 +7,8 @@ Rows that nothing holds are streamed: one pass a stage.
 
 from __future__ import annotations
 
+import attrs
+
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
@@ -14,9 +16,10 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
 from fusedsl.schedulers.rows import row_kernels
-from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit
 
 NAME = "inner_persistent"
 
@@ -59,17 +62,19 @@ def compute_heuristics(problem: Problem) -> RowParams:
     held, tile = elements_per_thread(space), ELEMENTS_PER_THREAD
     if len(space.strides) > MEASURED_TENSORS:
         held, tile = min(held, tile_limit(space)), min(tile, tile_limit(space))
-    vector = min(vector_width(space, last), tile)
-    chunks = max(-(-extent // vector), 1)
+    vector, peeled = row_vector(space, tile)
+    chunks = count_chunks(extent, vector, peeled=peeled)
     if len(space.reduced) > 1:
-        return _streamed(chunks, vector, tile)
-    if extent <= 256 * held:
-        return resident_row(space, vector, tile)
-    return (
-        _registers_of_cluster(problem, space, chunks, vector, held)
-        or _shared(problem, space, chunks, vector, tile)
-        or _streamed(chunks, vector, tile)
-    )
+        params = _streamed(chunks, vector, tile)
+    elif extent <= 256 * held:
+        params = resident_row(space, vector, tile, peeled=peeled)
+    else:
+        params = (
+            _registers_of_cluster(problem, space, chunks, vector, held)
+            or _shared(problem, space, chunks, vector, tile)
+            or _streamed(chunks, vector, tile)
+        )
+    return attrs.evolve(params, peeled=True, exact=False) if peeled else params
 
 
 def elements_per_thread(space: IterationSpace) -> int:

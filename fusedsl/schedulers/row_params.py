@@ -7,10 +7,11 @@ from typing import Literal
 
 import attrs
 
+from fusedsl.schedulers.peel import count_chunks
 from fusedsl.schedulers.space import IterationSpace, pow2_at_least
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class RowParams:
     """What decides the text of a row kernel.
 
@@ -25,6 +26,8 @@ class RowParams:
         split: blocks a row is spread over; partial results are finished by a second kernel.
         cluster: blocks of a cluster that share a row ("register" and "shared").
         min_blocks: blocks a multiprocessor should hold.
+        peeled: rows begin at any alignment: chunks are aligned all the same, and each thread has one element of the
+            row's edges besides (see :mod:`~fusedsl.schedulers.peel`).
     """
 
     threads: int
@@ -37,6 +40,11 @@ class RowParams:
     split: int = 1
     cluster: int = 1
     min_blocks: int | None = None
+    peeled: bool = False
+
+    def __repr__(self) -> str:
+        names = [a.name for a in attrs.fields(RowParams) if a.name != "peeled" or self.peeled]
+        return f"RowParams({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @prefetch.default
     def _in_registers(self) -> bool:
@@ -55,16 +63,19 @@ class RowParams:
 ELEMENTS_PER_THREAD = 16
 
 
-def resident_row(space: IterationSpace, vector: int, elements: int = ELEMENTS_PER_THREAD) -> RowParams:
+def resident_row(
+    space: IterationSpace, vector: int, elements: int = ELEMENTS_PER_THREAD, *, peeled: bool = False
+) -> RowParams:
     """Parameters for a row in registers: ``elements`` a thread, then more a thread; short rows several to a block."""
     extent = space.axes[-1].extent
-    chunks = max(-(-extent // vector), 1)
+    chunks = count_chunks(extent, vector, peeled=peeled)
     threads = min(pow2_at_least(chunks), 32)
     while threads < 256 and -(-chunks // threads) * vector > elements:
         threads *= 2
     batch = -(-chunks // threads)
     rows = max(64 // threads, 1) if space.kept else 1
-    return RowParams(threads, rows, vector, batch, exact=threads * batch * vector == extent)
+    exact = not peeled and threads * batch * vector == extent
+    return RowParams(threads, rows, vector, batch, exact=exact, peeled=peeled)
 
 
 def shared_inputs(space: IterationSpace) -> tuple[int, ...]:

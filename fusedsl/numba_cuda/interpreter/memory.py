@@ -157,7 +157,7 @@ def load_across(
 ) -> Tile:
     """`load` of chunks that need not be aligned; the aligned accesses that cover them must be within the tensor."""
     nbytes = vector * p.dtype.itemsize
-    if nbytes < 4 or batch > 1 and stride % vector:
+    if nbytes < 4 or (batch > 1 and stride % vector):
         raise InvalidOperand(
             f"load_across of chunks of {nbytes} bytes, {stride} elements apart",
             expected="at least 4 bytes, a multiple of vector apart",

@@ -77,7 +77,8 @@ def load_across(
         check_index("limit", limit)
     if width < 1 or width & (width - 1) or width * dtype.itemsize < 4 or batches < 1:
         raise TypingError(
-            f"load_across takes chunks of a power of two of elements and at least 4 bytes, got vector={width} of {dtype}"
+            f"load_across takes chunks of a power of two of elements and at least 4 bytes, "
+            f"got vector={width} of {dtype}"
         )
     if batches > 1 and distance % width:
         raise TypingError(f"load_across takes a stride that is a multiple of vector, got {distance} and {width}")
