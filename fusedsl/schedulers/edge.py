@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,11 +21,13 @@ class Edge:
         column: text of its index along the row.
         limit: text of how far the row goes from there: nothing is read or written unless it is positive.
         across: inputs whose chunks lie across aligned ones.
+        held: variables that hold the element of inputs which have been loaded.
     """
 
     column: str
     limit: str
-    across: frozenset[int]
+    across: frozenset[int] = frozenset()
+    held: Mapping[int, str] = attrs.field(factory=dict)
 
     @contextlib.contextmanager
     def located(self, e: Emitter) -> Iterator[None]:
@@ -37,6 +39,8 @@ class Edge:
 
     def load(self, e: Emitter, node_id: int, fill: str) -> str:
         """Text that reads the element of an input."""
+        if node_id in self.held:
+            return f"where(chunk_mask({self.limit}, 1, 1, 1), {self.held[node_id]}, {fill})"
         with self.located(e):
             return f"load({e.pointer(node_id)}, {e.offset(node_id)}, {self.limit}, 1, 1, 1, {fill})"
 

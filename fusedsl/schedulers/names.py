@@ -22,7 +22,7 @@ _RESERVED = """
     erf erfc erfinv lgamma digamma pow_ fmod remainder atan2 hypot copysign nextafter isnan isinf isfinite signbit fma
     barrier shared dynamic_shared shared_load shared_store warp_barrier fence_gpu atomic_add
     row col rows limit valid live begin end start share parts part kept place slot line block outer stop column_blocks
-    head right edge rest
+    head right edge edges rest
 """
 _WORDS = frozenset(_RESERVED.split())
 _PREFIXES = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from fusedsl.schedulers.combine import prepare_cluster
+from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.peel import count_chunks
 from fusedsl.schedulers.row_params import shared_inputs
@@ -44,12 +45,25 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
             vector = e.constant("VECTOR", p.vector)
             e.line(f"async_copy({names[node_id]}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
     e.line("async_commit()")
+    if p.peeled:
+        _hold_edges(w, e, [node_id for node_id, _ in copies])
     if p.cluster > 1:
         prepare_cluster(e, [w.round_bytes(s) for s in w.reductions.stages], p.threads // 32, p.cluster)
     e.line("async_wait(0)")
     for node_id, base in copies:
         e.reader[node_id] = functools.partial(_read, w, e, node_id, names[node_id], base)
     return offset
+
+
+def _hold_edges(w: RowWriter, e: Emitter, inputs: list[int]) -> None:
+    """Load the edges of a peeled row while its chunks are on their way; the first block of a cluster has them."""
+    last = len(w.space.axes) - 1
+    e.line(f"edges = {e.extent(last)} - edge" + (" if begin == head else 0" if w.params.cluster > 1 else ""))
+    edge = Edge("edge", "edges")
+    for node_id in inputs:
+        name = e.fresh(f"{e.graph[node_id].name}_held")
+        e.line(f"{name} = {edge.load(e, node_id, e.fill_text(node_id))}")
+        w.held_edges[node_id] = name
 
 
 def _slot(w: RowWriter, e: Emitter, node_id: int, base: int) -> str:

@@ -30,6 +30,7 @@ class RowWriter:
         self.header = header
         self.rows = self.space.size(self.space.kept)
         self.grid = find_grid(self.space, params.vector) if params.peeled else None
+        self.held_edges: dict[int, str] = {}
         if params.peeled:
             assert self.grid is not None, "the tensors of peeled rows must be in step"
             assert params.threads >= edge_elements(params.vector), "too few threads for the edges of a row"
@@ -83,7 +84,7 @@ class RowWriter:
             e.limit = "limit"
         if self.grid is not None:
             e.line(f"rest = {e.extent(last)} - edge" + (f" if {start} == head else 0" if start != "head" else ""))
-            e.edge = Edge("edge", "rest", self.grid.across)
+            e.edge = Edge("edge", "rest", self.grid.across, self.held_edges)
         e.forget_offsets()
 
     def end(self, e: Emitter) -> str:
