@@ -31,6 +31,7 @@ from fusedsl.schedulers.combine import Reducer, Single
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves, OuterSum, cut
 from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.space import iteration_space, pow2_at_least, vector_width
@@ -124,16 +125,21 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
     rows = _row_problem(problem, halves)
     space = iteration_space(rows)
     extent = space.axes[-1].extent
-    vector = vector_width(space, len(space.axes) - 1)
     held = _elements_per_thread(rows.graph, halves)
-    vector = min(vector, held)
-    chunks = max(-(-extent // vector), 1)
+    vector, peeled = row_vector(space, held)
+    if len(space.kept) > 1:  # a block's rows must begin alike: see _rows_kernel
+        vector, peeled = min(vector_width(space, len(space.axes) - 1), held), False
+    chunks = count_chunks(extent, vector, peeled=peeled)
     threads = max(min(pow2_at_least(chunks), 32), 1)
     while threads < MAX_THREADS and -(-chunks // threads) * vector > held:
         threads *= 2
     batch = -(-chunks // threads)
-    row = RowParams(threads, 1, vector, batch, exact=threads * batch * vector == extent)
-    blocks = min(space.size(space.kept), problem.device.multiprocessors * max(1024 // max(threads, 128), 1))
+    exact = not peeled and threads * batch * vector == extent
+    row = RowParams(threads, 1, vector, batch, exact=exact, peeled=peeled)
+    blocks = problem.device.multiprocessors * max(1024 // max(threads, 128), 1)
+    if peeled:
+        blocks = -(-blocks // vector) * vector
+    blocks = min(space.size(space.kept), blocks)
     columns = min(pow2_at_least(extent), 32)
     return InnerOuterParams(row, ColumnParams(columns, 256 // columns, 1, 2), blocks)
 
@@ -176,12 +182,20 @@ def _outer_problem(problem: Problem, outer: OuterSum, blocks: int) -> Problem:
 def _rows_kernel(
     problem: Problem, halves: Halves, params: InnerOuterParams, name: str
 ) -> tuple[Launch, tuple[Workspace, ...]]:
-    """The kernel over rows, and the buffers of its partial sums."""
+    """The kernel over rows, and the buffers of its partial sums.
+
+    Peeled rows of a block begin alike, since they are a multiple of ``vector`` rows apart (or there is one): so a
+    thread's columns are fixed then, too.
+    """
     p = params.row
     stored, targets = problem.graph.outputs[: halves.stored], problem.graph.outputs[halves.stored :]
     w = RowWriter(problem, p, name, (f"{problem.graph.name}: {NAME}", str(p)))
     e = w.emitter(name)
     last = len(w.space.axes) - 1
+    if p.peeled:
+        assert params.blocks % p.vector == 0 or params.blocks >= w.rows, "a block's rows must begin alike"
+        e.locate(w.space.kept, "block_x()")
+        w.locate_chunks(e)
     w.locate_column(e, None)
     for node_id in problem.graph.inputs:
         if w.space.strides[node_id][last] and not any(w.space.strides[node_id][:last]):
@@ -202,10 +216,14 @@ def _rows_kernel(
             e.line("barrier()")
     extent = w.space.axes[last].extent
     for index, (text, dtype) in enumerate(zip(sums, dtypes, strict=True)):
-        pointer, at = e.workspace(index, dtype), f"block_x() * {e.extent(last)} + col"
+        pointer, place = e.workspace(index, dtype), f"block_x() * {e.extent(last)}"
         batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
         vector = e.constant("VECTOR", p.vector)
-        e.line(f"store({pointer}, {at}, {e.limit}, {text}, {batch}, {step}, {vector})")
+        if e.edge is not None:
+            edge = e.constant("EDGE", e.tile.numel - 1)
+            e.line(f"store({pointer}, {place} + {e.edge.column}, {e.edge.limit}, take({text}, {edge}, 1), 1, 1, 1)")
+            text = f"take({text}, 0, {edge})"
+        e.line(f"store({pointer}, {place} + col, {e.limit}, {text}, {batch}, {step}, {vector})")
     launch = e.launch(e.source(p.threads), Geometry((params.blocks, 1, 1), (p.threads, 1, 1)))
     return launch, tuple(Workspace(dtype, params.blocks * extent) for dtype in dtypes)
 
