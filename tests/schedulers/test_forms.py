@@ -60,6 +60,10 @@ def rows(length: int = 256) -> Problem:
     return whole(softmax, meta(100, length, dtype=BF16))
 
 
+def odd_rows() -> Problem:
+    return whole(layer_norm, meta(100, 257, dtype=BF16), meta(257, dtype=BF16), meta(257))
+
+
 def normed_rows() -> Problem:
     return whole(layer_norm, meta(100, 250), meta(250), meta(250))
 
@@ -85,6 +89,12 @@ FORMS = {
         inner_persistent,
         lambda: rows(2048),
         RowParams(64, 1, 8, 2, exact=True, cluster=2),
+    ),
+    "rows, registers, peeled": (inner_persistent, odd_rows, RowParams(64, 1, 8, 1, peeled=True)),
+    "rows, shared memory, cluster, peeled": (
+        inner_persistent,
+        lambda: rows(2049),
+        RowParams(64, 1, 8, 2, "shared", cluster=2, peeled=True),
     ),
     "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared")),
     "rows, shared memory, cluster": (
@@ -126,6 +136,7 @@ def test_the_same_parameters_give_the_same_text(form: str) -> None:
         ("rows, registers", {"storage": "stream"}),
         ("rows, registers, masked, over warps", {"prefetch": False}),
         ("rows, shared memory, cluster", {"cluster": 4}),
+        ("rows, registers, peeled", {"vector": 4}),
         ("row sums", {"split": 2}),
         ("row sums", {"batch": 2}),
         ("column sums", {"lines": 8}),
