@@ -19,7 +19,7 @@ from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
 from fusedsl.schedulers.rows import row_kernels
-from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
 
 NAME = "inner_persistent"
 
@@ -28,6 +28,8 @@ MEASURED_TENSORS = 4
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
 #: multiprocessor).
 SHARED_PART = 32 << 10
+#: Most threads of a block that holds a row of two loops.
+MAX_LINE_THREADS = 512
 
 
 def can_schedule_compile_time(graph: Graph) -> Refusal | None:
@@ -65,7 +67,7 @@ def compute_heuristics(problem: Problem) -> RowParams:
     vector, peeled = row_vector(space, tile)
     chunks = count_chunks(extent, vector, peeled=peeled)
     if len(space.reduced) > 1:
-        params = _streamed(chunks, vector, tile)
+        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, tile)
     elif extent <= 256 * held:
         params = resident_row(space, vector, tile, peeled=peeled)
     else:
@@ -74,7 +76,7 @@ def compute_heuristics(problem: Problem) -> RowParams:
             or _shared(problem, space, chunks, vector, tile)
             or _streamed(chunks, vector, tile)
         )
-    return attrs.evolve(params, peeled=True, exact=False) if peeled else params
+    return attrs.evolve(params, peeled=True, exact=False) if peeled and params.lines == 1 else params
 
 
 def elements_per_thread(space: IterationSpace) -> int:
@@ -101,6 +103,22 @@ def _registers_of_cluster(
         batch = -(-chunks // (256 * cluster))
         if batch * vector <= held:
             return RowParams(256, 1, vector, batch, exact=256 * cluster * batch == chunks, cluster=cluster)
+    return None
+
+
+def _lines(problem: Problem, space: IterationSpace, tile: int, held: int) -> RowParams | None:
+    """Rows of two loops in registers: threads along both, a thread's batch along the outer one (not measured)."""
+    pair = any(SPELLINGS[problem.graph[i].op].pair for i in find_reductions(problem.graph).nodes)
+    if len(space.reduced) != 2 or pair:
+        return None
+    outer, last = (space.axes[axis].extent for axis in space.reduced)
+    vector = min(vector_width(space, len(space.axes) - 1), tile)
+    columns = pow2_at_least(-(-last // vector))
+    for threads, most in ((64, tile), (128, tile), (256, tile), (256, held), (MAX_LINE_THREADS, held)):
+        lines = threads // columns
+        if lines > 1 and -(-outer // lines) * vector <= most:
+            exact = columns * vector == last
+            return RowParams(threads, 1, vector, -(-outer // lines), exact=exact, lines=lines)
     return None
 
 

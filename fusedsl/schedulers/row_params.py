@@ -28,6 +28,8 @@ class RowParams:
         min_blocks: blocks a multiprocessor should hold.
         peeled: rows begin at any alignment: chunks are aligned all the same, and each thread has one element of the
             row's edges besides (see :mod:`~fusedsl.schedulers.peel`).
+        lines: threads along the outer of two reduced loops ("register"): a row is ``lines`` lines of ``columns``
+            threads, and the batch goes along the outer loop.
     """
 
     threads: int
@@ -41,14 +43,22 @@ class RowParams:
     cluster: int = 1
     min_blocks: int | None = None
     peeled: bool = False
+    lines: int = 1
 
     def __repr__(self) -> str:
-        names = [a.name for a in attrs.fields(RowParams) if a.name != "peeled" or self.peeled]
-        return f"RowParams({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        rare = {"peeled": False, "lines": 1}
+        shown = {a.name: getattr(self, a.name) for a in attrs.fields(RowParams)}
+        fields = [f"{name}={value!r}" for name, value in shown.items() if rare.get(name) != value or name not in rare]
+        return f"RowParams({', '.join(fields)})"
 
     @prefetch.default
     def _in_registers(self) -> bool:
         return self.storage == "register"
+
+    @property
+    def columns(self) -> int:
+        """Threads along the innermost loop."""
+        return self.threads // self.lines
 
     @property
     def step(self) -> int:

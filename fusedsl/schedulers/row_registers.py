@@ -19,7 +19,10 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
     if p.cluster > 1:
         head = "head + " if p.peeled else ""
         e.line(f"begin = {head}cluster_rank() * {e.constant('PART', p.tile)}")
-    w.locate_column(e, "begin" if p.cluster > 1 else None)
+    if p.lines > 1:
+        w.locate_lines(e)
+    else:
+        w.locate_column(e, "begin" if p.cluster > 1 else None)
     for node_id in e.graph.inputs:
         early = p.prefetch or all(w.space.strides[node_id])
         if early and w.space.strides[node_id][last] and e.graph.users()[node_id]:

@@ -38,8 +38,11 @@ class RowWriter:
 
     def emitter(self, name: str) -> Emitter:
         """The empty text of one of the kernels."""
-        last = len(self.space.axes) - 1
-        tile = TileShape(self.params.batch, self.params.vector, last, last, self.params.step, self.params.peeled)
+        last, p = len(self.space.axes) - 1, self.params
+        if p.lines > 1:
+            tile = TileShape(p.batch, p.vector, self.space.reduced[0], last, p.lines)
+        else:
+            tile = TileShape(p.batch, p.vector, last, last, p.step, p.peeled)
         return Emitter(self.space, tile, name, self.header)
 
     # where a thread stands -----------------------------------------------------------------------------------------
@@ -87,13 +90,24 @@ class RowWriter:
             e.edge = Edge("edge", "rest", self.grid.across, self.held_edges)
         e.forget_offsets()
 
+    def locate_lines(self, e: Emitter) -> None:
+        """The thread's columns and its first line of a row of two reduced loops."""
+        outer, last = self.space.reduced
+        columns = e.constant("COLUMNS", self.params.columns)
+        vector = f" * {e.constant('VECTOR', self.params.vector)}" if self.params.vector > 1 else ""
+        e.line(f"col = umod(thread_x(), {columns}){vector}")
+        e.line(f"line = udiv(thread_x(), {columns})")
+        e.index[outer], e.index[last] = "line", "col"
+        lines = f"limit = {e.extent(outer)} - line"
+        e.line(lines if self.params.exact else f"{lines} if col < {e.extent(last)} else 0")
+
     def end(self, e: Emitter) -> str:
         """The column after the row's last chunk."""
         return "right" if self.params.peeled else e.extent(len(self.space.axes) - 1)
 
     def mask(self, e: Emitter) -> str | None:
         """A tile that tells the row's elements from padding; None if there is no padding."""
-        if self.params.exact:
+        if e.limit is None:
             return None
         name = "valid"
         if e.mask is None:

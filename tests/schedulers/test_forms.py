@@ -36,6 +36,10 @@ def layer_norm(x, weight, bias):
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
+def centred_planes(x, weight):
+    return (x - x.mean((0, 2), keepdim=True)) * weight
+
+
 def row_sum(x):
     return x.sum(-1)
 
@@ -62,6 +66,10 @@ def rows(length: int = 256) -> Problem:
 
 def odd_rows() -> Problem:
     return whole(layer_norm, meta(100, 257, dtype=BF16), meta(257, dtype=BF16), meta(257))
+
+
+def planes() -> Problem:
+    return whole(centred_planes, meta(100, 6, 52), meta(52))
 
 
 def normed_rows() -> Problem:
@@ -96,6 +104,7 @@ FORMS = {
         lambda: rows(2049),
         RowParams(64, 1, 8, 2, "shared", cluster=2, peeled=True),
     ),
+    "rows of two loops": (inner_persistent, planes, RowParams(64, 1, 4, 2, lines=4)),
     "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared")),
     "rows, shared memory, cluster": (
         inner_persistent,
