@@ -67,7 +67,8 @@ def compute_heuristics(problem: Problem) -> RowParams:
     vector, peeled = row_vector(space, tile)
     chunks = count_chunks(extent, vector, peeled=peeled)
     if len(space.reduced) > 1:
-        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, tile)
+        shorter = tile // 2 if peeled else tile  # nested loops over peeled rows spill otherwise (sm_80)
+        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, shorter)
     elif extent <= 256 * held:
         params = resident_row(space, vector, tile, peeled=peeled)
     else:
