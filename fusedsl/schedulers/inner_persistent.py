@@ -16,7 +16,7 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.names import kernel_name
-from fusedsl.schedulers.peel import count_chunks, row_vector
+from fusedsl.schedulers.peel import across_inputs, count_chunks, row_vector
 from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
 from fusedsl.schedulers.rows import row_kernels
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
@@ -66,16 +66,18 @@ def compute_heuristics(problem: Problem) -> RowParams:
         held, tile = min(held, tile_limit(space)), min(tile, tile_limit(space))
     vector, peeled = row_vector(space, tile)
     chunks = count_chunks(extent, vector, peeled=peeled)
+    short = tile
+    if peeled and (len(space.reduced) > 1 or across_inputs(space, vector)):
+        short = tile // 2  # loops that spell out two positions, or move weights, need registers
     if len(space.reduced) > 1:
-        shorter = tile // 2 if peeled else tile  # nested loops over peeled rows spill otherwise (sm_80)
-        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, shorter)
+        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, short)
     elif extent <= 256 * held:
         params = resident_row(space, vector, tile, peeled=peeled)
     else:
         params = (
             _registers_of_cluster(problem, space, chunks, vector, held)
-            or _shared(problem, space, chunks, vector, tile)
-            or _streamed(chunks, vector, tile)
+            or _shared(problem, space, chunks, vector, short)
+            or _streamed(chunks, vector, short)
         )
     return attrs.evolve(params, peeled=True, exact=False) if peeled and params.lines == 1 else params
 

@@ -15,6 +15,8 @@ from fusedsl.schedulers.space import IterationSpace, vector_width
 
 #: Rows whose accesses are at least this wide without peeling are left as they are (an estimate, not measured).
 WIDE_BYTES = 8
+#: Most elements of a chunk of a peeled row: its edges and the words that weights are moved by take registers.
+MOST_ELEMENTS = 8
 
 
 @attrs.frozen
@@ -52,6 +54,12 @@ def find_grid(space: IterationSpace, vector: int) -> Grid | None:
     return Grid(leading, frozenset(across))
 
 
+def across_inputs(space: IterationSpace, vector: int) -> frozenset[int]:
+    """Inputs whose chunks lie across aligned ones."""
+    grid = find_grid(space, vector)
+    return grid.across if grid else frozenset()
+
+
 def edge_elements(vector: int) -> int:
     """The most elements that a row has beside its chunks."""
     return 2 * vector - 1
@@ -68,7 +76,7 @@ def row_vector(space: IterationSpace, most: int) -> tuple[int, bool]:
     sizes = [space.problem.graph[i].tensor.dtype.itemsize for i, s in space.strides.items() if s[last] == 1]
     if not sizes or plain * min(sizes) >= WIDE_BYTES:
         return plain, False
-    wide = min(16 // min(sizes), most)
+    wide = min(16 // min(sizes), most, MOST_ELEMENTS)
     if wide <= plain or space.axes[last].extent < 2 * wide * wide or find_grid(space, wide) is None:
         return plain, False
     return wide, True
