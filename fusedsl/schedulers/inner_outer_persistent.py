@@ -34,7 +34,7 @@ from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
-from fusedsl.schedulers.space import iteration_space, pow2_at_least, vector_width
+from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 from fusedsl.schedulers.text import dtype_marker
 
 NAME = "inner_outer_persistent"
@@ -42,6 +42,8 @@ NAME = "inner_outer_persistent"
 #: Registers that the row's inputs and the outer sums of a thread may take together.
 ELEMENT_REGISTERS = 64
 MAX_THREADS = 1024
+#: The edges take registers, of which 1024 threads have 64 each.
+MAX_PEELED_THREADS = 512
 
 
 @attrs.frozen
@@ -80,9 +82,19 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
     if count < problem.device.multiprocessors // 8:
         return Refusal("not_enough_rows", f"{count} rows for {problem.device.multiprocessors} multiprocessors")
     held = _elements_per_thread(rows.graph, halves)
-    if space.axes[-1].extent > MAX_THREADS * held:
-        return Refusal("row_length", f"rows of {space.axes[-1].extent} elements; registers hold {MAX_THREADS * held}")
+    extent = space.axes[-1].extent
+    vector, peeled = _width(space, held)
+    most = (MAX_PEELED_THREADS if peeled else MAX_THREADS) * held
+    if (extent // vector * vector if peeled else extent) > most:
+        return Refusal("row_length", f"rows of {extent} elements; registers hold {most}")
     return None
+
+
+def _width(space: IterationSpace, held: int) -> tuple[int, bool]:
+    """Elements of an access, and whether rows are peeled: only along one loop, see `_rows_kernel`."""
+    if len(space.kept) > 1:
+        return min(vector_width(space, len(space.axes) - 1), held), False
+    return row_vector(space, held)
 
 
 def _cut(problem: Problem) -> Halves:
@@ -126,9 +138,7 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
     space = iteration_space(rows)
     extent = space.axes[-1].extent
     held = _elements_per_thread(rows.graph, halves)
-    vector, peeled = row_vector(space, held)
-    if len(space.kept) > 1:  # a block's rows must begin alike: see _rows_kernel
-        vector, peeled = min(vector_width(space, len(space.axes) - 1), held), False
+    vector, peeled = _width(space, held)
     chunks = count_chunks(extent, vector, peeled=peeled)
     threads = max(min(pow2_at_least(chunks), 32), 1)
     while threads < MAX_THREADS and -(-chunks // threads) * vector > held:
