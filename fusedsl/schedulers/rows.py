@@ -32,6 +32,8 @@ def _whole(w: RowWriter) -> Launch:
     p = w.params
     e = w.emitter(w.name)
     w.locate_row(e, p.rows)
+    if len(w.space.reduced) == 1:
+        w.locate_chunks(e)
     smem_bytes = 0
     if p.storage == "register":
         write_rows_in_registers(w, e)
