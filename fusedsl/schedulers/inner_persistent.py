@@ -46,7 +46,7 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
 def _check_blocks(problem: Problem, space: IterationSpace) -> Refusal | None:
     """A block a row leaves most of the GPU idle when few long rows are streamed: splitting the rows is faster."""
     rows, length = space.size(space.kept), space.size(space.reduced)
-    long, few = 4 * problem.device.max_threads_per_sm, max(problem.device.multiprocessors // 4, 1)
+    long, few = 4 * problem.device.max_threads_per_sm, problem.device.multiprocessors
     if rows >= few or length < long or compute_heuristics(problem).storage != "stream":
         return None
     reason = (

@@ -161,7 +161,7 @@ def test_reasons_name_what_was_found(name, fn, args, reason):
     assert reason in found.reason
 
 
-@pytest.mark.parametrize(("arch", "few"), [("H200", 33), ("A100", 27)])
+@pytest.mark.parametrize(("arch", "few"), [("H200", 132), ("A100", 108)])
 def test_few_rows_that_nothing_holds_are_not_streamed(arch, few):
     """One block a row: from a quarter of the multiprocessors on it is worth it."""
     length = 4 << 20
