@@ -156,12 +156,12 @@ def _has_one_writer(part: Part, node: int) -> bool:
     """Whether an element of an output is stored once.
 
     That is so if it varies along every loop, and if it varies along no reduced one: then one thread of a row stores.
-    The other blocks of a cluster would still read it, to no effect, but it is not to be told from a race.
+    The other blocks of a row would still read it, to no effect, but it is not to be told from a race.
     """
     space = iteration_space(part.problem)
     strides = space.strides[node]
     reduced = {strides[axis] != 0 for axis in space.reduced}
-    if reduced == {False} and isinstance(part.params, RowParams) and part.params.cluster > 1:
+    if reduced == {False} and isinstance(part.params, RowParams) and max(part.params.cluster, part.params.grid) > 1:
         return False
     return all(strides[axis] for axis in space.kept) and len(reduced) <= 1
 

@@ -28,6 +28,9 @@ MEASURED_TENSORS = 4
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
 #: multiprocessor).
 SHARED_PART = 32 << 10
+#: Threads a multiprocessor holds where blocks share rows, and the least tiles of a block's part (not measured).
+GRID_THREADS = 1024
+GRID_TILES = 4
 #: Most threads of a block that holds a row of two loops.
 MAX_LINE_THREADS = 512
 
@@ -47,7 +50,8 @@ def _check_blocks(problem: Problem, space: IterationSpace) -> Refusal | None:
     """A block a row leaves most of the GPU idle when few long rows are streamed: splitting the rows is faster."""
     rows, length = space.size(space.kept), space.size(space.reduced)
     long, few = 4 * problem.device.max_threads_per_sm, problem.device.multiprocessors
-    if rows >= few or length < long or compute_heuristics(problem).storage != "stream":
+    params = compute_heuristics(problem)
+    if rows >= few or length < long or params.storage != "stream" or params.grid > 1:
         return None
     reason = (
         f"{rows} rows of {length} elements fit no storage and leave most of the GPU idle when streamed; "
@@ -79,7 +83,27 @@ def compute_heuristics(problem: Problem) -> RowParams:
             or _shared(problem, space, chunks, vector, short)
             or _streamed(chunks, vector, short)
         )
-    return attrs.evolve(params, peeled=True, exact=False) if peeled and params.lines == 1 else params
+    if peeled:
+        return attrs.evolve(params, peeled=True, exact=False) if params.lines == 1 else params
+    return (_over_grid(problem, space, params) if params.storage == "stream" else None) or params
+
+
+def _over_grid(problem: Problem, space: IterationSpace, params: RowParams) -> RowParams | None:
+    """Few long rows: shared by as many blocks as are resident at once; None if those would leave much of the GPU idle.
+
+    A block may have 64 registers a thread, which one access a thread does not exceed.
+    """
+    device, rows = problem.device, space.size(space.kept)
+    length, outer = space.size(space.reduced), space.axes[space.reduced[0]].extent
+    if params.threads < 32 or rows >= device.multiprocessors or length < 4 * device.max_threads_per_sm:
+        return None
+    blocks = GRID_THREADS // params.threads
+    tile = params.threads * params.vector
+    pieces = outer if len(space.reduced) > 1 else outer // tile
+    grid = min(device.multiprocessors * blocks // rows, pieces, length // (GRID_TILES * tile))
+    if grid < 2 or rows * grid < device.multiprocessors // 2:
+        return None
+    return attrs.evolve(params, batch=1, grid=grid, min_blocks=blocks)
 
 
 def elements_per_thread(space: IterationSpace) -> int:

@@ -30,6 +30,7 @@ class RowParams:
             row's edges besides (see :mod:`~fusedsl.schedulers.peel`).
         lines: threads along the outer of two reduced loops ("register"): a row is ``lines`` lines of ``columns``
             threads, and the batch goes along the outer loop.
+        grid: blocks of a cooperative launch that share a row ("stream").
     """
 
     threads: int
@@ -44,9 +45,10 @@ class RowParams:
     min_blocks: int | None = None
     peeled: bool = False
     lines: int = 1
+    grid: int = 1
 
     def __repr__(self) -> str:
-        rare = {"peeled": False, "lines": 1}
+        rare = {"peeled": False, "lines": 1, "grid": 1}
         shown = {a.name: getattr(self, a.name) for a in attrs.fields(RowParams)}
         fields = [f"{name}={value!r}" for name, value in shown.items() if rare.get(name) != value or name not in rare]
         return f"RowParams({', '.join(fields)})"

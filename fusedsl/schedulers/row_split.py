@@ -26,7 +26,7 @@ def split_rows(w: RowWriter) -> KernelPlan:
     bounds = _share_of_chunks(w, e, per) if chunks else share_of_block(e, first, per)
     stage = w.reductions.stages[0]
     partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)]
-    w.combine(e, list(partials))
+    combine_in_block(e, list(partials), w.params.threads, finish=False)
     place = f"block_y() * {e.integer('rows', w.rows)} + {'row' if w.space.kept else '0'}"
     parts = [(item.reducer, tuple(text for _, text in item.values)) for item in partials]
     with e.block("if thread_x() == 0:"):

@@ -218,6 +218,8 @@ class RowWriter:
         guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
         if self.params.cluster > 1:
             guard += " and begin == 0"
+        if self.params.grid > 1:
+            guard += " and block_y() == 0"
         with e.block(f"if {guard}:"):
             for node_id in outputs:
                 e.store(node_id)

@@ -111,6 +111,7 @@ FORMS = {
         lambda: rows(2048),
         RowParams(64, 1, 8, 2, "shared", True, cluster=2),
     ),
+    "rows, over a grid": (inner_persistent, rows, RowParams(64, 1, 1, 1, "stream", grid=3)),
     "rows, streamed": (inner_persistent, rows, RowParams(64, 1, 8, 2, "stream")),
     "row sums": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream")),
     "row sums, split": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream", split=4)),
