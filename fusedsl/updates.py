@@ -25,11 +25,12 @@ from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.layouts import may_overlap
 from fusedsl.schedulers.base import KernelPlan, Problem
+from fusedsl.schedulers.columns_persistent import passes
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import iteration_space
 
 #: Schedulers whose kernels have been looked at: what they store comes from the thread that loaded what it needs for it.
-_KNOWN = ("pointwise", "reduction", "inner_persistent")
+_KNOWN = ("pointwise", "reduction", "inner_persistent", "outer_persistent")
 
 
 @attrs.frozen
@@ -120,15 +121,23 @@ def _obstacle_inside(part: Part, node: int, source: int) -> str:
                 elsewhere.append(current)
     if node not in placed and users[source]:
         return "the old value is read for other elements"
+    obstacle = _obstacle_in_order(part, node)
+    if obstacle or not elsewhere:
+        return obstacle
+    if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
+        return "" if _is_loaded_once(part, source) else "a reduction reads the old value"
+    return "the old value is read for other elements"
+
+
+def _obstacle_in_order(part: Part, node: int) -> str:
+    """Why a value may be stored before all that need the old one have it, though only its own elements do."""
     if part.scheduler not in _KNOWN:
         return f"{part.scheduler} kernels may read an element more than once"
     if not _has_one_writer(part, node):
         return "several threads write an element"
-    if not elsewhere:
-        return ""
-    if all(OPS[x.op].kind is Kind.REDUCTION for x in elsewhere):
-        return "" if _is_loaded_once(part, source) else "a reduction reads the old value"
-    return "the old value is read for other elements"
+    if part.scheduler == "outer_persistent" and _is_read_in_passes(part, node):
+        return "columns are read again in a later pass"
+    return ""
 
 
 def _keeps_place(graph: Graph, node: Node) -> bool:
@@ -147,14 +156,20 @@ def _has_one_writer(part: Part, node: int) -> bool:
     """Whether an element of an output is stored once.
 
     That is so if it varies along every loop, and if it varies along no reduced one: then one thread of a row stores.
-    The other blocks of a cluster would still read it, to no effect, but it is not to be told from a race.
+    The other blocks of a row would still read it, to no effect, but it is not to be told from a race.
     """
     space = iteration_space(part.problem)
     strides = space.strides[node]
     reduced = {strides[axis] != 0 for axis in space.reduced}
-    if reduced == {False} and isinstance(part.params, RowParams) and part.params.cluster > 1:
+    if reduced == {False} and isinstance(part.params, RowParams) and max(part.params.cluster, part.params.grid) > 1:
         return False
     return all(strides[axis] for axis in space.kept) and len(reduced) <= 1
+
+
+def _is_read_in_passes(part: Part, node: int) -> bool:
+    """Whether a value of the columns is stored by a kernel that passes over them several times."""
+    space = iteration_space(part.problem)
+    return any(space.strides[node][axis] for axis in space.reduced) and passes(space) > 1
 
 
 def _is_loaded_once(part: Part, source: int) -> bool:

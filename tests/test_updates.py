@@ -143,3 +143,29 @@ def test_the_new_value_lies_as_the_argument() -> None:
 )
 def test_may_overlap(shape: tuple[int, ...], strides: tuple[int, ...], expected: bool) -> None:
     assert may_overlap(Layout(shape, strides, 16)) is expected
+
+
+def trained(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return F.batch_norm(x, mean, variance, training=True)
+
+
+def centre_columns(p: Tensor, g: Tensor) -> Tensor:
+    p.add_(g)
+    return p * g.mean(0)
+
+
+def test_running_statistics_are_written_by_the_kernel_that_takes_them() -> None:
+    x = meta(64, 32, 8, 8, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    assert obstacles(trained, x, meta(32), meta(32)) == ["", ""]
+
+
+def test_columns_that_are_read_again_are_not_overwritten() -> None:
+    args = (meta(400, 64), meta(400, 64))
+    explained = fusedsl.fuse(centre_columns).explain(*args, arch="H200")
+    assert [s.scheduler for s in explained.segments] == ["outer_persistent"]
+    assert [write.obstacle for write in explained.writes] == ["columns are read again in a later pass"]
+    p, g = torch.randn(40, 12), torch.randn(40, 12)
+    mine = p.clone()
+    found, expected = fusedsl.fuse(centre_columns)(mine, g), centre_columns(p, g)
+    torch.testing.assert_close(mine, p)
+    torch.testing.assert_close(found, expected)

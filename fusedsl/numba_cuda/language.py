@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fusedsl.numba_cuda.dtypes import DTYPES
 from fusedsl.numba_cuda.intrinsics import (
+    across,
     async_copy,
     atomic,
     barrier,
@@ -26,6 +27,7 @@ from fusedsl.numba_cuda.intrinsics import (
 _FAMILIES = (
     index,
     memory,
+    across,
     gather,
     convert,
     math,

@@ -295,13 +295,21 @@ class ShiftedSum:
             e.define(joint.inner, Variable(name, True, True))
 
 
-def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int = 1, turn: str | None = None) -> None:
+def combine_in_block(
+    e: Emitter,
+    items: list[Exchange],
+    threads: int,
+    rows: int = 1,
+    turn: str | None = None,
+    *,
+    finish: bool = True,
+) -> None:
     """Reduce tiles over the threads of a row and define the results: a shuffle in a warp, one barrier beyond.
 
     A block is ``threads`` along x (a power of two, or a multiple of 32 with a power-of-two number of warps) times
     ``rows`` along y. Reductions given together share the barrier. In a loop over rows ``turn`` is a variable that is 0
     and 1 in turns: partial results then lie in two places in turns, so that the barrier of the next row is enough to
-    use a place again.
+    use a place again. ``finish=False``: these are parts of results still.
     """
     warps = threads // 32
     for item in items:
@@ -320,8 +328,9 @@ def combine_in_block(e: Emitter, items: list[Exchange], threads: int, rows: int 
             first = f"{turn} * {warps}"
         for item, arrays in zip(items, scratches, strict=True):
             item.across(arrays, first, warps, first)
-    for item in items:
-        item.finish()
+    if finish:
+        for item in items:
+            item.finish()
 
 
 def _scratch(e: Emitter, item: Exchange, count: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from fusedsl.graph.graph import Node
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.approximations import approximate_text
+from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.numbers import numbered_text
 from fusedsl.schedulers.space import IterationSpace
 from fusedsl.schedulers.text import KernelText, dtype_marker
@@ -28,7 +29,8 @@ class TileShape:
     """How a thread's tile lies in the iteration space.
 
     Element ``b * vector + k`` of a tile is ``k`` further along ``vector_axis`` and ``b * step`` further along
-    ``batch_axis`` than the thread's origin. When both are one axis, ``step`` counts elements of that axis.
+    ``batch_axis`` than the thread's origin. When both are one axis, ``step`` counts elements of that axis. With
+    ``edge`` the tile has one element more, which stands elsewhere on that axis (see `Edge`).
     """
 
     batch: int
@@ -36,6 +38,7 @@ class TileShape:
     batch_axis: int
     vector_axis: int
     step: int
+    edge: bool = False
 
     @property
     def one_axis(self) -> bool:
@@ -43,24 +46,29 @@ class TileShape:
 
     @property
     def numel(self) -> int:
-        return self.batch * self.vector
+        return self.batch * self.vector + self.edge
 
 
 @attrs.frozen
 class Variable:
-    """A tile in the text: its name and whether it varies along the tile's batch and vector axes."""
+    """A tile in the text: its name and whether it varies along the tile's batch and vector axes.
+
+    ``edge`` is the name of its last element, if that is still apart (16-bit elements as they were loaded).
+    """
 
     text: str
     batch: bool = False
     vector: bool = False
+    edge: str | None = None
 
 
 class Emitter(KernelText):
     """Text of one kernel over an iteration space: what stands inside the loops.
 
     A scheduler sets ``index`` (text of the thread's index on every axis), ``limit`` (text of how much is left along the
-    batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written) and
-    ``reader`` (text that reads an input which is not loaded from global memory). ``streaming`` asks for cache hints on
+    batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written),
+    ``edge`` (where the last element of a tile with an edge is) and ``reader`` (text that reads an input which is not
+    loaded from global memory). ``streaming`` asks for cache hints on
     what is read or written once; rows do better without (1 to 4 % on an H200).
     """
 
@@ -72,6 +80,7 @@ class Emitter(KernelText):
         self.index: dict[int, str] = {}
         self.limit: str | None = "limit"
         self.mask: str | None = None
+        self.edge: Edge | None = None
         self.streaming = False
         self.clusters_combined = 0
         self.reader: dict[int, Callable[[], str]] = {}
@@ -263,8 +272,16 @@ class Emitter(KernelText):
         else:
             text = self.load_text(node.id, self.pointer(node.id), self.offset(node.id), batch, vector)
         name = self.fresh(node.name if compute_dtype(dtype) == dtype else f"{node.name}_raw")
+        edge = None
+        if self.edge is not None and (batch or vector):
+            edge = self.edge.load(self, node.id, self.fill_text(node.id))
+            if compute_dtype(dtype) == dtype:
+                text, edge = f"join({text}, {edge})", None
         self.line(f"{name} = {text}")
-        return Variable(name, batch, vector)
+        if edge is not None:
+            text, edge = edge, self.fresh(f"{node.name}_edge")
+            self.line(f"{edge} = {text}")
+        return Variable(name, batch, vector, edge)
 
     def _load(self, node: Node) -> Variable:
         raw = next((scope[node.id] for scope in reversed(self._raw) if node.id in scope), None)
@@ -272,14 +289,23 @@ class Emitter(KernelText):
         compute = compute_dtype(node.tensor.dtype)
         if compute == node.tensor.dtype:
             return raw
-        return self._assign(node, f"cast({raw.text}, {dtype_marker(compute)})", raw)
+        text = f"cast({raw.text}, {dtype_marker(compute)})"
+        if raw.edge is not None:
+            text = f"join({text}, cast({raw.edge}, {dtype_marker(compute)}))"
+        return self._assign(node, text, attrs.evolve(raw, edge=None))
+
+    def fill_text(self, node_id: int) -> str:
+        """What stands where a masked load reads nothing."""
+        return "False" if self.graph[node_id].tensor.dtype == torch.bool else "0"
 
     def load_text(self, node_id: int, pointer: str, at: str, batch: bool, vector: bool) -> str:
         """The load of an input's tile at offset ``at``."""
         tile = self.tile
-        fill = "False" if self.graph[node_id].tensor.dtype == torch.bool else "0"
+        fill = self.fill_text(node_id)
         full_size = self.streaming and all(self.space.strides[node_id])
         suffix = "_stream" if full_size else ""
+        if self.edge is not None and node_id in self.edge.across:
+            suffix = "_across"
         vec = self.constant("VECTOR", tile.vector) if vector else "1"
         count = self.constant("BATCH", tile.batch) if batch else "1"
         step = self.constant("STEP", tile.step) if batch else "1"
@@ -370,8 +396,14 @@ class Emitter(KernelText):
         tile = self.tile
         pointer, at = self.pointer(node_id), self.offset(node_id)
         target = node.tensor.dtype
-        if compute_dtype(target) != target:
-            text = f"cast({text}, {dtype_marker(target)})"
+        narrow = f"cast({{}}, {dtype_marker(target)})" if compute_dtype(target) != target else "{}"
+        if self.edge is not None and (batch or vector):
+            chunks = self.constant("EDGE", tile.numel - 1)
+            last = text
+            if variable.batch or variable.vector:
+                text, last = f"take({text}, 0, {chunks})", f"take({text}, {chunks}, 1)"
+            self.edge.store(self, node_id, narrow.format(last))
+        text = narrow.format(text)
         vec = self.constant("VECTOR", tile.vector) if vector else "1"
         count = self.constant("BATCH", tile.batch) if batch else "1"
         step = self.constant("STEP", tile.step) if batch else "1"

@@ -9,6 +9,7 @@ order, so two runs give equal bits and no block waits for another.
 from __future__ import annotations
 
 import attrs
+import torch
 
 from fusedsl.analysis.patterns import check_inner_outer
 from fusedsl.graph.graph import Graph
@@ -23,6 +24,7 @@ from fusedsl.schedulers.halves import Halves, cut
 from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, shared_rows_kernel
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.outer_sums import finish, moved, packed
+from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
@@ -35,6 +37,8 @@ MAX_THREADS = 512
 ELEMENTS = (8, 16, 4, 2, 1)
 #: Threads that a multiprocessor should hold, and the estimate of registers up to which nothing was seen to spill then.
 RESIDENT = ((1024, 71), (768, 84), (640, 100), (512, 126))
+#: Elements of outer sums a thread has from which on what all rows share is read again with each row, from the caches.
+LARGE_SUMS = 32
 
 
 @attrs.frozen
@@ -80,6 +84,13 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
     return None
 
 
+def _width(space: IterationSpace, held: int) -> tuple[int, bool]:
+    """Elements of an access, and whether rows are peeled: only along one loop, see `_rows_kernel`."""
+    if len(space.kept) > 1:
+        return min(vector_width(space, len(space.axes) - 1), held), False
+    return row_vector(space, held)
+
+
 def _cut(problem: Problem) -> Halves:
     halves = cut(problem.graph)
     assert halves is not None, "asked about a graph that was refused"
@@ -104,12 +115,33 @@ def _resident_threads(space: IterationSpace, halves: Halves, elements: int) -> i
     return next((threads for threads, registers in RESIDENT if needed <= registers), 0)
 
 
-def _fit(space: IterationSpace, halves: Halves) -> tuple[int, int] | None:
-    """Elements a thread has, and threads a multiprocessor holds; None: registers do not hold such rows."""
+@attrs.frozen
+class Fit:
+    """How registers hold rows.
+
+    Attributes:
+        elements: of a thread.
+        resident: threads a multiprocessor holds.
+        vector: elements of an access.
+        peeled: see :class:`~fusedsl.schedulers.row_params.RowParams`.
+    """
+
+    elements: int
+    resident: int
+    vector: int
+    peeled: bool
+
+
+def _fit(space: IterationSpace, halves: Halves) -> Fit | None:
+    """How registers hold the rows; None if they do not."""
     for elements in ELEMENTS:
         resident = _resident_threads(space, halves, elements)
-        if resident and space.axes[-1].extent <= MAX_THREADS * elements:
-            return elements, resident
+        vector, peeled = _width(space, elements)
+        if peeled:  # edges take registers
+            resident = min(resident, 512)
+        held = count_chunks(space.axes[-1].extent, vector, peeled=peeled) * vector
+        if resident and held <= MAX_THREADS * elements:
+            return Fit(elements, resident, vector, peeled)
     return None
 
 
@@ -137,17 +169,19 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
         assert shared is not None, "asked about a problem that was refused"
         walkers = max(problem.device.multiprocessors // shared.cluster, 1)
         return InnerOuterParams(shared, outer, min(space.size(space.kept), walkers))
-    held, resident = fit
-    vector = min(vector_width(space, len(space.axes) - 1), held)
-    chunks = max(-(-extent // vector), 1)
+    vector, peeled = fit.vector, fit.peeled
+    chunks = count_chunks(extent, vector, peeled=peeled)
     threads = max(min(pow2_at_least(chunks), 32), 1)
-    while threads < MAX_THREADS and -(-chunks // threads) * vector > held:
+    while threads < MAX_THREADS and -(-chunks // threads) * vector > fit.elements:
         threads *= 2
     batch = -(-chunks // threads)
-    min_blocks = min(resident // threads, 32)
-    exact = threads * batch * vector == extent
-    row = RowParams(threads, 1, vector, batch, exact=exact, min_blocks=min_blocks)
-    blocks = min(space.size(space.kept), problem.device.multiprocessors * min_blocks)
+    min_blocks = min(fit.resident // max(threads, 32), 32)
+    exact = not peeled and threads * batch * vector == extent
+    row = RowParams(threads, 1, vector, batch, exact=exact, min_blocks=min_blocks, peeled=peeled)
+    blocks = problem.device.multiprocessors * min_blocks
+    if peeled:
+        blocks = -(-blocks // vector) * vector
+    blocks = min(space.size(space.kept), blocks)
     return InnerOuterParams(row, outer, blocks)
 
 
@@ -167,42 +201,37 @@ def schedule(problem: Problem, params: InnerOuterParams) -> KernelPlan:
 def _rows_kernel(
     problem: Problem, halves: Halves, p: RowParams, blocks: int, name: str
 ) -> tuple[Launch, tuple[Workspace, ...]]:
-    """The kernel over rows, and the buffers of its partial sums."""
+    """The kernel over rows, and the buffers of its partial sums.
+
+    Peeled rows of a block begin alike, since they are a multiple of ``vector`` rows apart (or there is one): so a
+    thread's columns are fixed then, too.
+    """
     stored, targets = problem.graph.outputs[: halves.stored], problem.graph.outputs[halves.stored :]
     w = RowWriter(problem, p, name, (f"{problem.graph.name}: {NAME}", str(p)))
     e = w.emitter(name)
-    last = len(w.space.axes) - 1
+    if p.peeled:
+        assert blocks % p.vector == 0 or blocks >= w.rows, "a block's rows must begin alike"
+        e.locate(w.space.kept, "block_x()")
+        w.locate_chunks(e)
     w.locate_column(e, None)
-    for node_id in problem.graph.inputs:
-        if w.space.strides[node_id][last] and not any(w.space.strides[node_id][:last]):
-            e.prefetch(node_id)
+    if len(targets) * p.tile < LARGE_SUMS * p.threads:
+        _load_shared(w, e)
     count = e.constant("TILE", e.tile.numel)
     sums = [e.fresh(f"{problem.graph[t].name}_sum") for t in targets]
     dtypes = [compute_dtype(problem.graph[t].tensor.dtype) for t in targets]
     for text, dtype in zip(sums, dtypes, strict=True):
         e.line(f"{text} = full({count}, 0, {dtype_marker(dtype)})")
-    inputs = [i for i in e.graph.inputs if any(w.space.strides[i][:last]) and e.graph.users()[i]]
     rows = e.integer("rows", w.rows)
     warps = p.threads > 32
     if warps:
         e.line("turn = 0")
-    with e.block():
-        e.locate(w.space.kept, f"min(block_x(), {rows} - 1)")
-        ahead = {node_id: _load_ahead(e, node_id, None) for node_id in inputs}
+    ahead = {} if p.peeled else _first_row(w, e, rows)
     with e.block(f"for row in range(block_x(), {rows}, grid_x()):"):
-        for node_id, raw in ahead.items():
-            e.loaded(node_id, _taken(e, node_id, raw))
-        e.line("ahead = row + grid_x()")
-        e.line(f"more = ahead < {rows}")
-        e.line("ahead = ahead if more else row")
-        e.line(f"room = {e.extent(last)} - col if more else 0")
-        with e.block():
-            e.locate(w.space.kept, "ahead")
-            limit, e.limit = e.limit, "room"
-            for node_id, raw in ahead.items():
-                _load_ahead(e, node_id, raw)
-            e.limit = limit
+        if not p.peeled:
+            _next_row(w, e, ahead, rows)
         e.locate(w.space.kept, "row")
+        if p.peeled:  # edges take the registers that a row loaded ahead would need
+            _load_now(w, e)
         _one_row(w, e, stored, "turn" if warps else None)
         for target, text in zip(targets, sums, strict=True):
             variable = e.value(target)
@@ -210,14 +239,64 @@ def _rows_kernel(
             e.line(f"{text} = {text} + " + (tile if variable.batch or variable.vector else f"repeat({tile}, {count})"))
         if warps:
             e.line("turn = 1 - turn")
-    extent = w.space.axes[last].extent
-    for index, (text, dtype) in enumerate(zip(sums, dtypes, strict=True)):
-        pointer, at = e.workspace(index, dtype), f"block_x() * {e.extent(last)} + col"
-        batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.step)
-        vector = e.constant("VECTOR", p.vector)
-        e.line(f"store({pointer}, {at}, {e.limit}, {text}, {batch}, {step}, {vector})")
-    launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((blocks, 1, 1), (p.threads, 1, 1)))
-    return launch, tuple(Workspace(dtype, blocks * extent) for dtype in dtypes)
+    workspaces = _store_sums(w, e, dict(zip(sums, dtypes, strict=True)), blocks)
+    geometry = Geometry((blocks, 1, 1), (p.threads, 1, 1))
+    return e.launch(e.source(p.threads, p.min_blocks), geometry), workspaces
+
+
+def _store_sums(w: RowWriter, e: Emitter, sums: dict[str, torch.dtype], blocks: int) -> tuple[Workspace, ...]:
+    """Store the block's partial sums; the buffers they go to."""
+    last = len(w.space.axes) - 1
+    batch, step = e.constant("BATCH", w.params.batch), e.constant("STEP", w.params.step)
+    vector, place = e.constant("VECTOR", w.params.vector), f"block_x() * {e.extent(last)}"
+    for index, (text, dtype) in enumerate(sums.items()):
+        pointer, chunks = e.workspace(index, dtype), text
+        if e.edge is not None:
+            edge = e.constant("EDGE", e.tile.numel - 1)
+            e.line(f"store({pointer}, {place} + {e.edge.column}, {e.edge.limit}, take({text}, {edge}, 1), 1, 1, 1)")
+            chunks = f"take({text}, 0, {edge})"
+        e.line(f"store({pointer}, {place} + col, {e.limit}, {chunks}, {batch}, {step}, {vector})")
+    return tuple(Workspace(dtype, blocks * w.space.axes[last].extent) for dtype in sums.values())
+
+
+def _load_shared(w: RowWriter, e: Emitter) -> None:
+    """Load what all rows share."""
+    last = len(w.space.axes) - 1
+    for node_id in e.graph.inputs:
+        if w.space.strides[node_id][last] and not any(w.space.strides[node_id][:last]):
+            e.prefetch(node_id)
+
+
+def _load_now(w: RowWriter, e: Emitter) -> None:
+    """Load a row's inputs."""
+    for node_id in e.graph.inputs:
+        if all(w.space.strides[node_id]) and e.graph.users()[node_id]:
+            e.prefetch(node_id)
+
+
+def _first_row(w: RowWriter, e: Emitter, rows: str) -> dict[int, Variable]:
+    """Load the block's first row: the variables of its inputs."""
+    last = len(w.space.axes) - 1
+    inputs = [i for i in e.graph.inputs if any(w.space.strides[i][:last]) and e.graph.users()[i]]
+    with e.block():
+        e.locate(w.space.kept, f"min(block_x(), {rows} - 1)")
+        return {node_id: _load_ahead(e, node_id, None) for node_id in inputs}
+
+
+def _next_row(w: RowWriter, e: Emitter, ahead: dict[int, Variable], rows: str) -> None:
+    """Take the row that was loaded and load the block's next one, if there is one."""
+    for node_id, raw in ahead.items():
+        e.loaded(node_id, _taken(e, node_id, raw))
+    e.line("ahead = row + grid_x()")
+    e.line(f"more = ahead < {rows}")
+    e.line("ahead = ahead if more else row")
+    e.line(f"room = {e.extent(len(w.space.axes) - 1)} - col if more else 0")
+    with e.block():
+        e.locate(w.space.kept, "ahead")
+        limit, e.limit = e.limit, "room"
+        for node_id, raw in ahead.items():
+            _load_ahead(e, node_id, raw)
+        e.limit = limit
 
 
 def _load_ahead(e: Emitter, node_id: int, into: Variable | None) -> Variable:

@@ -7,6 +7,8 @@ Rows that nothing holds are streamed: one pass a stage.
 
 from __future__ import annotations
 
+import attrs
+
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
@@ -14,6 +16,7 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.peel import across_inputs, count_chunks, row_vector
 from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
 from fusedsl.schedulers.rows import row_kernels
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
@@ -25,6 +28,11 @@ MEASURED_TENSORS = 4
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
 #: multiprocessor).
 SHARED_PART = 32 << 10
+#: Threads a multiprocessor holds where blocks share rows, and the least tiles of a block's part (not measured).
+GRID_THREADS = 1024
+GRID_TILES = 4
+#: Most threads of a block that holds a row of two loops.
+MAX_LINE_THREADS = 512
 
 
 def can_schedule_compile_time(graph: Graph) -> Refusal | None:
@@ -41,8 +49,9 @@ def can_schedule_run_time(problem: Problem) -> Refusal | None:
 def _check_blocks(problem: Problem, space: IterationSpace) -> Refusal | None:
     """A block a row leaves most of the GPU idle when few long rows are streamed: splitting the rows is faster."""
     rows, length = space.size(space.kept), space.size(space.reduced)
-    long, few = 4 * problem.device.max_threads_per_sm, max(problem.device.multiprocessors // 4, 1)
-    if rows >= few or length < long or compute_heuristics(problem).storage != "stream":
+    long, few = 4 * problem.device.max_threads_per_sm, problem.device.multiprocessors
+    params = compute_heuristics(problem)
+    if rows >= few or length < long or params.storage != "stream" or params.grid > 1:
         return None
     reason = (
         f"{rows} rows of {length} elements fit no storage and leave most of the GPU idle when streamed; "
@@ -59,17 +68,42 @@ def compute_heuristics(problem: Problem) -> RowParams:
     held, tile = elements_per_thread(space), ELEMENTS_PER_THREAD
     if len(space.strides) > MEASURED_TENSORS:
         held, tile = min(held, tile_limit(space)), min(tile, tile_limit(space))
-    vector = min(vector_width(space, last), tile)
-    chunks = max(-(-extent // vector), 1)
+    vector, peeled = row_vector(space, tile)
+    chunks = count_chunks(extent, vector, peeled=peeled)
+    short = tile
+    if peeled and (len(space.reduced) > 1 or across_inputs(space, vector)):
+        short = tile // 2  # loops that spell out two positions, or move weights, need registers
     if len(space.reduced) > 1:
-        return _streamed(chunks, vector, tile)
-    if extent <= 256 * held:
-        return resident_row(space, vector, tile)
-    return (
-        _registers_of_cluster(problem, space, chunks, vector, held)
-        or _shared(problem, space, chunks, vector, tile)
-        or _streamed(chunks, vector, tile)
-    )
+        params = _lines(problem, space, tile, held) or _streamed(chunks, vector, short)
+    elif extent <= 256 * held:
+        params = resident_row(space, vector, tile, peeled=peeled)
+    else:
+        params = (
+            _registers_of_cluster(problem, space, chunks, vector, held)
+            or _shared(problem, space, chunks, vector, short)
+            or _streamed(chunks, vector, short)
+        )
+    if peeled:
+        return attrs.evolve(params, peeled=True, exact=False) if params.lines == 1 else params
+    return (_over_grid(problem, space, params) if params.storage == "stream" else None) or params
+
+
+def _over_grid(problem: Problem, space: IterationSpace, params: RowParams) -> RowParams | None:
+    """Few long rows: shared by as many blocks as are resident at once; None if those would leave much of the GPU idle.
+
+    A block may have 64 registers a thread, which one access a thread does not exceed.
+    """
+    device, rows = problem.device, space.size(space.kept)
+    length, outer = space.size(space.reduced), space.axes[space.reduced[0]].extent
+    if params.threads < 32 or rows >= device.multiprocessors or length < 4 * device.max_threads_per_sm:
+        return None
+    blocks = GRID_THREADS // params.threads
+    tile = params.threads * params.vector
+    pieces = outer if len(space.reduced) > 1 else outer // tile
+    grid = min(device.multiprocessors * blocks // rows, pieces, length // (GRID_TILES * tile))
+    if grid < 2 or rows * grid < device.multiprocessors // 2:
+        return None
+    return attrs.evolve(params, batch=1, grid=grid, min_blocks=blocks)
 
 
 def elements_per_thread(space: IterationSpace) -> int:
@@ -96,6 +130,22 @@ def _registers_of_cluster(
         batch = -(-chunks // (256 * cluster))
         if batch * vector <= held:
             return RowParams(256, 1, vector, batch, exact=256 * cluster * batch == chunks, cluster=cluster)
+    return None
+
+
+def _lines(problem: Problem, space: IterationSpace, tile: int, held: int) -> RowParams | None:
+    """Rows of two loops in registers: threads along both, a thread's batch along the outer one (not measured)."""
+    pair = any(SPELLINGS[problem.graph[i].op].pair for i in find_reductions(problem.graph).nodes)
+    if len(space.reduced) != 2 or pair:
+        return None
+    outer, last = (space.axes[axis].extent for axis in space.reduced)
+    vector = min(vector_width(space, len(space.axes) - 1), tile)
+    columns = pow2_at_least(-(-last // vector))
+    for threads, most in ((64, tile), (128, tile), (256, tile), (256, held), (MAX_LINE_THREADS, held)):
+        lines = threads // columns
+        if lines > 1 and -(-outer // lines) * vector <= most:
+            exact = columns * vector == last
+            return RowParams(threads, 1, vector, -(-outer // lines), exact=exact, lines=lines)
     return None
 
 

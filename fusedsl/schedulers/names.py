@@ -16,13 +16,14 @@ _RESERVED = """
     thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp
     udiv umod udiv32 umod32
     load load_stream store store_stream load_strided load_strided_stream store_strided store_strided_stream
-    chunk_mask repeat spread gather scatter iota full random_uniform cast bitcast where
+    load_across chunk_mask repeat spread join take gather scatter iota full random_uniform cast bitcast where
     maximum minimum fmax fmin abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal
     exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
     erf erfc erfinv lgamma digamma pow_ fmod remainder atan2 hypot copysign nextafter isnan isinf isfinite signbit fma
     barrier shared dynamic_shared shared_load shared_store warp_barrier fence_gpu atomic_add
     row col rows limit valid live begin end start share parts part kept place slot line block outer stop column_blocks
     mid columns filled last back half line cell other grid_barrier turn ahead more room
+    head right edge edges rest
 """
 _WORDS = frozenset(_RESERVED.split())
 _PREFIXES = (

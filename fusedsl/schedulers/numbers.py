@@ -34,7 +34,10 @@ def _positions(e: Emitter, node: Node) -> Numbered:
         return f"full(1, {index}, {dtype})", False, False
     chunks = f"{e.constant('BATCH', tile.batch)}, {e.constant('STEP', tile.step)}" if batch else "1, 1"
     width = e.constant("VECTOR", tile.vector) if vector else "1"
-    return f"iota({chunks}, {width}, {dtype}) + {index}", batch, vector
+    text = f"iota({chunks}, {width}, {dtype}) + {index}"
+    if e.edge is not None:
+        text = f"join({text}, full(1, {e.edge.column}, {dtype}))"
+    return text, batch, vector
 
 
 def _random(e: Emitter, node: Node) -> Numbered:
@@ -46,22 +49,26 @@ def _random(e: Emitter, node: Node) -> Numbered:
     numel = 1 + sum(s * (axis.extent - 1) for s, axis in zip(counts, e.space.axes, strict=True))
     chunk = chunk_of(numel, node.attribute("itemsize"))
     strides = [str(s) if s < 2 else e.integer(f"count{node.id}_s{axis}", s) for axis, s in enumerate(counts)]
-    terms = [e.index[a] if s == 1 else f"{e.index[a]} * {strides[a]}" for a, s in enumerate(counts) if s]
     batch, vector = counts[tile.batch_axis] != 0, counts[tile.vector_axis] != 0
     width = tile.vector if vector else 1
     along = counts[tile.batch_axis] * tile.step if batch else 0
     outer = [s for a, s in enumerate(counts) if a != tile.vector_axis]
     aligned = counts[tile.vector_axis] == 1 and not any(n % 4 for n in (width, chunk, along, *outer))
     step = f"{e.constant('STEP', tile.step)} * {strides[tile.batch_axis]}" if batch else "0"
-    operands = [
-        " + ".join(terms) or "0",
+    place = [
         e.constant("BATCH", tile.batch) if batch else "1",
         step.removesuffix(" * 1"),
         e.constant("VECTOR", width) if vector else "1",
         strides[tile.vector_axis] if vector else "0",
-        *(e.scalar(i, torch.int64) for i in node.inputs),
-        str(chunk),
-        str(aligned),
-        str(numel >= 1 << 31),
     ]
-    return f"random_uniform({', '.join(operands)})", batch, vector
+
+    def drawn(place: list[str], aligned: bool) -> str:
+        terms = [e.index[a] if s == 1 else f"{e.index[a]} * {strides[a]}" for a, s in enumerate(counts) if s]
+        draw = [*(e.scalar(i, torch.int64) for i in node.inputs), str(chunk), str(aligned), str(numel >= 1 << 31)]
+        return f"random_uniform({', '.join([' + '.join(terms) or '0', *place, *draw])})"
+
+    if e.edge is None or not (batch or vector):
+        return drawn(place, aligned), batch, vector
+    chunks = drawn(place, aligned=False)  # a row's chunks begin anywhere in its stream
+    with e.edge.located(e):
+        return f"join({chunks}, {drawn(['1', '0', '1', '0'], aligned=False)})", batch, vector

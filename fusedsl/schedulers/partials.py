@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions split over blocks: the share of each block, and its partial results in buffers between two launches.
+"""Reductions split over blocks: the share of each block, and its partial results in buffers.
 
-A buffer holds one partial result after another, each of every kept element, so the second launch adds them in a fixed
-order.
+A buffer holds one partial result after another, each of every kept element, so that they are added in a fixed order, by
+a second launch or after a barrier of all blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ def share_of_block(e: Emitter, axis: int, per: int) -> tuple[str, str]:
 
 
 def store_partials(
-    e: Emitter, parts: Iterable[tuple[Reducer, tuple[str, ...]]], numel: int, place: str, limit: str, vector: str
+    e: Emitter,
+    parts: Iterable[tuple[Reducer, tuple[str, ...]]],
+    numel: int,
+    place: str,
+    limit: str,
+    vector: str,
+    first: int = 0,
 ) -> tuple[Workspace, ...]:
     """Store what this block reduced; the buffers it goes to.
 
@@ -34,19 +40,20 @@ def store_partials(
         place: text of the element.
         limit: text of the elements there are from ``place`` on.
         vector: text of the elements a thread stores.
+        first: number of the first buffer.
     """
     workspaces: list[Workspace] = []
     for reducer, texts in parts:
         for dtype, text in zip(reducer.workspace_dtypes(), texts, strict=True):
-            pointer = e.workspace(len(workspaces), dtype)
+            pointer = e.workspace(first + len(workspaces), dtype)
             workspaces.append(Workspace(dtype, numel))
             e.line(f"store({pointer}, {place}, {limit}, {text}, 1, 1, {vector})")
     return tuple(workspaces)
 
 
-def add_partials(e: Emitter, parts: Iterable[tuple[Reducer, Accumulator]], place: str) -> None:
-    """Merge one element of every buffer into the accumulators, in the loop of the second launch."""
-    index = 0
+def add_partials(e: Emitter, parts: Iterable[tuple[Reducer, Accumulator]], place: str, first: int = 0) -> None:
+    """Merge one element of every buffer, from number ``first`` on, into the accumulators."""
+    index = first
     for reducer, accumulator in parts:
         texts = []
         for dtype in reducer.workspace_dtypes():

@@ -12,6 +12,7 @@ from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_positions, check_results_only_leave, check_structure
 from fusedsl.schedulers.columns import ColumnParams, column_kernels
 from fusedsl.schedulers.names import kernel_name
+from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import RowParams, resident_row
 from fusedsl.schedulers.rows import row_kernels
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, tile_limit, vector_width
@@ -42,8 +43,8 @@ def compute_heuristics(problem: Problem) -> ReductionParams:
 def _row_heuristics(space: IterationSpace) -> RowParams:
     last = len(space.axes) - 1
     extent = space.axes[last].extent
-    vector = min(vector_width(space, last), tile_limit(space))
-    chunks = max(-(-extent // vector), 1)
+    vector, peeled = row_vector(space, tile_limit(space))
+    chunks = count_chunks(extent, vector, peeled=peeled)
     threads = min(pow2_at_least(chunks), 128 if extent <= 8192 else 512)
     tile = threads * vector
     count = space.size(space.kept)
@@ -54,10 +55,10 @@ def _row_heuristics(space: IterationSpace) -> RowParams:
     if count < target // 4 and length >= 4 * unit:
         split = min(-(-length // (2 * unit)), -(-target // count), 1024)
     if split == 1 and len(space.reduced) == 1 and extent <= 4096:
-        return resident_row(space, vector)
+        return resident_row(space, vector, peeled=peeled)
     rows = max(128 // threads, 1) if space.kept and split == 1 else 1
-    exact = split == 1 and extent % tile == 0
-    return RowParams(threads, rows, vector, 1, "stream", exact, split=split)
+    exact = split == 1 and extent % tile == 0 and not peeled
+    return RowParams(threads, rows, vector, 1, "stream", exact, split=split, peeled=peeled)
 
 
 def _column_heuristics(space: IterationSpace) -> ColumnParams:

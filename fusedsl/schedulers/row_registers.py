@@ -17,8 +17,12 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
     """A row is one tile, loaded once and kept until its results are stored."""
     p, last = w.params, len(w.space.axes) - 1
     if p.cluster > 1:
-        e.line(f"begin = cluster_rank() * {e.constant('PART', p.tile)}")
-    w.locate_column(e, "begin" if p.cluster > 1 else None)
+        head = "head + " if p.peeled else ""
+        e.line(f"begin = {head}cluster_rank() * {e.constant('PART', p.tile)}")
+    if p.lines > 1:
+        w.locate_lines(e)
+    else:
+        w.locate_column(e, "begin" if p.cluster > 1 else None)
     for node_id in e.graph.inputs:
         early = p.prefetch or all(w.space.strides[node_id])
         if early and w.space.strides[node_id][last] and e.graph.users()[node_id]:

@@ -8,6 +8,7 @@ import attrs
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
+from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.partials import add_partials, share_of_block, store_partials
 from fusedsl.schedulers.row_writer import RowWriter
 
@@ -21,10 +22,11 @@ def split_rows(w: RowWriter) -> KernelPlan:
     per = -(-w.space.axes[first].extent // split)
     if len(w.space.reduced) == 1:
         per = -(-per // p.tile) * p.tile
-    bounds = share_of_block(e, first, per)
+    chunks = p.peeled and len(w.space.reduced) == 1
+    bounds = _share_of_chunks(w, e, per) if chunks else share_of_block(e, first, per)
     stage = w.reductions.stages[0]
     partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)]
-    w.combine(e, list(partials))
+    combine_in_block(e, list(partials), w.params.threads, finish=False)
     place = f"block_y() * {e.integer('rows', w.rows)} + {'row' if w.space.kept else '0'}"
     parts = [(item.reducer, tuple(text for _, text in item.values)) for item in partials]
     with e.block("if thread_x() == 0:"):
@@ -33,10 +35,19 @@ def split_rows(w: RowWriter) -> KernelPlan:
     return KernelPlan((first_launch, _finish(w, stage, split)), workspaces)
 
 
+def _share_of_chunks(w: RowWriter, e: Emitter, per: int) -> tuple[str, str]:
+    """`share_of_block` of the aligned chunks of a peeled row."""
+    w.locate_chunks(e)
+    share = e.integer("share", per)
+    e.line(f"begin = head + block_y() * {share}")
+    e.line(f"end = min(begin + {share}, right)")
+    return "begin", "end"
+
+
 def _finish(w: RowWriter, stage: tuple[int, ...], split: int) -> Launch:
     """Reduce the partial results of a row with one warp, in a fixed order, then the row's epilogue."""
     rows_per_block = 4 if w.rows > 1 else 1
-    params = attrs.evolve(w.params, rows=rows_per_block, threads=32)
+    params = attrs.evolve(w.params, rows=rows_per_block, threads=32, peeled=False)
     writer = RowWriter(w.problem, params, w.name, w.header)
     e = writer.emitter(f"{w.name}_finish")
     writer.locate_row(e, rows_per_block)

@@ -10,8 +10,10 @@ from fusedsl.analysis.reductions import Reductions, find_reductions
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import Problem
 from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block, combine_in_cluster
+from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint
+from fusedsl.schedulers.peel import edge_elements, find_grid
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import IterationSpace, iteration_space
 
@@ -27,11 +29,20 @@ class RowWriter:
         self.reductions: Reductions = find_reductions(problem.graph)
         self.header = header
         self.rows = self.space.size(self.space.kept)
+        self.grid = find_grid(self.space, params.vector) if params.peeled else None
+        self.held_edges: dict[int, str] = {}
+        if params.peeled:
+            assert self.grid is not None, "the tensors of peeled rows must be in step"
+            assert params.threads >= edge_elements(params.vector), "too few threads for the edges of a row"
+            assert self.space.axes[-1].extent >= 2 * params.vector, "a peeled row has whole chunks"
 
     def emitter(self, name: str) -> Emitter:
         """The empty text of one of the kernels."""
-        last = len(self.space.axes) - 1
-        tile = TileShape(self.params.batch, self.params.vector, last, last, self.params.step)
+        last, p = len(self.space.axes) - 1, self.params
+        if p.lines > 1:
+            tile = TileShape(p.batch, p.vector, self.space.reduced[0], last, p.lines)
+        else:
+            tile = TileShape(p.batch, p.vector, last, last, p.step, p.peeled)
         return Emitter(self.space, tile, name, self.header)
 
     # where a thread stands -----------------------------------------------------------------------------------------
@@ -49,27 +60,62 @@ class RowWriter:
             e.line(f"row = row if live else {total} - 1")
         e.locate(kept, "row")
 
+    def locate_chunks(self, e: Emitter) -> None:
+        """Where the aligned chunks of a peeled row begin and end, and the column this thread has besides."""
+        if self.grid is None:
+            return
+        last = len(self.space.axes) - 1
+        e.index.pop(last, None)
+        at = e.offset(self.grid.node)
+        vector, extent = e.constant("VECTOR", self.params.vector), e.extent(last)
+        e.line(f"head = -{at} & ({vector} - 1)" if at != "0" else "head = 0")
+        e.line(f"right = head + ({extent} & -{vector}) - ({vector} if head > 0 else 0)")
+        e.line("edge = thread_x() if thread_x() < head else thread_x() - head + right")
+
     def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
         """The thread's first column, and how many columns are left from there."""
         last = len(self.space.axes) - 1
+        if self.grid is not None:
+            start = start or "head"
         vector = e.constant("VECTOR", self.params.vector)
         column = f"thread_x() * {vector}" if self.params.vector > 1 else "thread_x()"
         e.line(f"col = {column}" if start is None else f"col = {start} + {column}")
         e.index[last] = "col"
         e.limit = None
         if not self.params.exact:
-            e.line(f"limit = {end or e.extent(last)} - col")
+            e.line(f"limit = {end or self.end(e)} - col")
             e.limit = "limit"
+        if self.grid is not None:
+            e.line(f"rest = {e.extent(last)} - edge" + (f" if {start} == head else 0" if start != "head" else ""))
+            e.edge = Edge("edge", "rest", self.grid.across, self.held_edges)
         e.forget_offsets()
+
+    def locate_lines(self, e: Emitter) -> None:
+        """The thread's columns and its first line of a row of two reduced loops."""
+        outer, last = self.space.reduced
+        columns = e.constant("COLUMNS", self.params.columns)
+        vector = f" * {e.constant('VECTOR', self.params.vector)}" if self.params.vector > 1 else ""
+        e.line(f"col = umod(thread_x(), {columns}){vector}")
+        e.line(f"line = udiv(thread_x(), {columns})")
+        e.index[outer], e.index[last] = "line", "col"
+        lines = f"limit = {e.extent(outer)} - line"
+        e.line(lines if self.params.exact else f"{lines} if col < {e.extent(last)} else 0")
+
+    def end(self, e: Emitter) -> str:
+        """The column after the row's last chunk."""
+        return "right" if self.params.peeled else e.extent(len(self.space.axes) - 1)
 
     def mask(self, e: Emitter) -> str | None:
         """A tile that tells the row's elements from padding; None if there is no padding."""
-        if self.params.exact:
+        if e.limit is None:
             return None
         name = "valid"
         if e.mask is None:
             batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
-            e.line(f"{name} = chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', e.tile.vector)})")
+            text = f"chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', e.tile.vector)})"
+            if e.edge is not None:
+                text = f"join({text}, chunk_mask({e.edge.limit}, 1, 1, 1))"
+            e.line(f"{name} = {text}")
             e.mask = name
         return name
 
@@ -78,7 +124,10 @@ class RowWriter:
         if not reducer.spelling.pair:
             return ""
         batch, step = e.constant("BATCH", e.tile.batch), e.constant("STEP", e.tile.step)
-        return f"iota({batch}, {step}, {e.constant('VECTOR', e.tile.vector)}, int64) + ({base}col)"
+        text = f"iota({batch}, {step}, {e.constant('VECTOR', e.tile.vector)}, int64) + ({base}col)"
+        if e.edge is None:
+            return text
+        return f"join({text}, full(1, {base}{e.edge.column}, int64))"
 
     # passes over a row ---------------------------------------------------------------------------------------------
 
@@ -92,7 +141,13 @@ class RowWriter:
         base = ""
         with ExitStack() as stack:
             for position, axis in enumerate(self.space.reduced):
-                low, high = bounds if bounds and position == 0 else ("0", e.extent(axis))
+                low, high = "0", e.extent(axis)
+                if self.grid is not None and axis == self.space.reduced[-1]:
+                    low, high = "head", "right"
+                    if position > 0:
+                        self.locate_chunks(e)
+                if bounds and position == 0:
+                    low, high = bounds
                 if axis != self.space.reduced[-1]:
                     stack.enter_context(e.block(f"for i{axis} in range({low}, {high}):"))
                     e.index[axis] = f"i{axis}"
@@ -163,6 +218,8 @@ class RowWriter:
         guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
         if self.params.cluster > 1:
             guard += " and begin == 0"
+        if self.params.grid > 1:
+            guard += " and block_y() == 0"
         with e.block(f"if {guard}:"):
             for node_id in outputs:
                 e.store(node_id)

@@ -3,7 +3,8 @@
 
 Three forms. *Register*: a row is one tile, loaded once (:mod:`~fusedsl.schedulers.row_registers`). *Shared*: the row's
 inputs are copied to shared memory and each stage passes over them there (:mod:`~fusedsl.schedulers.row_shared`).
-*Stream*: each stage passes over global memory; rows may be split over blocks (:mod:`~fusedsl.schedulers.row_split`).
+*Stream*: each stage passes over global memory; rows may be split over blocks, with results that only leave
+(:mod:`~fusedsl.schedulers.row_split`) or over a cooperative grid (:mod:`~fusedsl.schedulers.row_grid`).
 A block is ``threads`` along the row times ``rows`` rows.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem
 from fusedsl.schedulers.combine import Single
+from fusedsl.schedulers.row_grid import rows_over_grid
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_registers import write_rows_in_registers
 from fusedsl.schedulers.row_shared import copy_row
@@ -22,9 +24,11 @@ from fusedsl.schedulers.row_writer import RowWriter
 def row_kernels(problem: Problem, params: RowParams, name: str, scheduler: str) -> KernelPlan:
     """The plan of a row kernel: one launch, or two when rows are split over blocks."""
     writer = RowWriter(problem, params, name, (f"{problem.graph.name}: {scheduler}", str(params)))
-    if params.split == 1:
-        return KernelPlan((_whole(writer),))
-    return split_rows(writer)
+    if params.split > 1:
+        return split_rows(writer)
+    if params.grid > 1:
+        return rows_over_grid(writer)
+    return KernelPlan((_whole(writer),))
 
 
 def _whole(w: RowWriter) -> Launch:
@@ -32,6 +36,8 @@ def _whole(w: RowWriter) -> Launch:
     p = w.params
     e = w.emitter(w.name)
     w.locate_row(e, p.rows)
+    if len(w.space.reduced) == 1:
+        w.locate_chunks(e)
     smem_bytes = 0
     if p.storage == "register":
         write_rows_in_registers(w, e)

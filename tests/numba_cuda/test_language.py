@@ -200,6 +200,38 @@ store(b, i, None, spread(load(a, i, None, 2, 9, 1), 4), 2, 512, 4)
     assert len(re.findall(rf"st\.global\.cs\.b{bits} ", ptx)) == 8
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", list(language.DTYPES))
+@pytest.mark.parametrize("vector", [2, 8, 16])
+def test_load_across_reads_aligned_accesses(dtype: str, vector: int, arch: str) -> None:
+    size = language.DTYPES[dtype].itemsize
+    if vector * size < 4:
+        return
+    body = """
+i = thread_x() * VECTOR
+store(b, i, c, load_across(a, i + d, c, 2, STEP, VECTOR, 1), 2, STEP, VECTOR)
+store(b, i, None, load_across(a, i + d, None, 1, 1, VECTOR), 1, 1, VECTOR)
+"""
+    constants = f"VECTOR, STEP = {vector}, {128 * vector}"
+    ptx = compiled(kernel(body, f"*{dtype}", f"*{dtype}", "int64", "int64", constants=constants), arch).ptx
+    access, word = min(vector * size, 16), max(size, 4)
+    suffix = f"v{access // word}.b{8 * word}" if access > word else f"b{8 * word}"
+    assert ptx.count(f"ld.global.{suffix} ") == ptx.count("ld.global.") == 3 * (vector * size // access + 1)
+    assert ptx.count("shf.r.wrap") == (0 if size >= 4 else 3 * vector * size // 4)
+
+
+@pytest.mark.parametrize("dtype", list(language.DTYPES))
+def test_join_and_take(dtype: str) -> None:
+    body = """
+x = load(a, 0, None, 1, 1, 4)
+y = join(x, load(a, 4, None, 1, 1, 1))
+z = join(take(y, 3, 2), take(y, 0, 1))
+store(b, 0, None, take(join(z, x), 1, 6), 6, 1, 1)
+"""
+    ptx = compiled(kernel(body, f"*{dtype}", f"*{dtype}")).ptx
+    assert ptx.count("st.global.b") == 6
+
+
 def test_immediate_offsets_of_the_chunks() -> None:
     ptx = compiled(kernel("store(a, thread_x(), None, 0.0, 4, 256, 1)", "*float32")).ptx
     for chunk in ("]", "+1024]", "+2048]", "+3072]"):
@@ -352,6 +384,10 @@ WRONG = {
     "batch not a constant": ("x = load(a, 0, None, thread_x(), 1, 1)", "module-level constant"),
     "vector of three": ("x = load(a, 0, None, 1, 1, 3)", "power of two"),
     "warp of five lanes": ("x = warp_sum(load(a, 0, None, 1, 1, 1), 5)", "power of two"),
+    "join of two dtypes": ("x = join(load(a, 0, None, 1, 1, 1), load(b, 0, None, 1, 1, 1))", "dtypes differ"),
+    "take of more than there is": ("x = take(load(a, 0, None, 1, 1, 4), 2, 3)", "elements 2 to 4"),
+    "chunks of two bytes": ("x = load_across(b, 1, None, 1, 1, 1)", "at least 4 bytes"),
+    "chunks out of step": ("x = load_across(b, 1, None, 2, 6, 4)", "multiple of vector"),
     "unknown name": ("x = frobnicate(a)", "frobnicate"),
     "missing argument": ("x = load(a)", "missing"),
 }

@@ -36,6 +36,10 @@ def layer_norm(x, weight, bias):
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
+def centred_planes(x, weight):
+    return (x - x.mean((0, 2), keepdim=True)) * weight
+
+
 def row_sum(x):
     return x.sum(-1)
 
@@ -58,6 +62,14 @@ def nested() -> Problem:
 
 def rows(length: int = 256) -> Problem:
     return whole(softmax, meta(100, length, dtype=BF16))
+
+
+def odd_rows() -> Problem:
+    return whole(layer_norm, meta(100, 257, dtype=BF16), meta(257, dtype=BF16), meta(257))
+
+
+def planes() -> Problem:
+    return whole(centred_planes, meta(100, 6, 52), meta(52))
 
 
 def normed_rows() -> Problem:
@@ -86,12 +98,20 @@ FORMS = {
         lambda: rows(2048),
         RowParams(64, 1, 8, 2, exact=True, cluster=2),
     ),
+    "rows, registers, peeled": (inner_persistent, odd_rows, RowParams(64, 1, 8, 1, peeled=True)),
+    "rows, shared memory, cluster, peeled": (
+        inner_persistent,
+        lambda: rows(2049),
+        RowParams(64, 1, 8, 2, "shared", cluster=2, peeled=True),
+    ),
+    "rows of two loops": (inner_persistent, planes, RowParams(64, 1, 4, 2, lines=4)),
     "rows, shared memory": (inner_persistent, rows, RowParams(64, 1, 8, 1, "shared")),
     "rows, shared memory, cluster": (
         inner_persistent,
         lambda: rows(2048),
         RowParams(64, 1, 8, 2, "shared", True, cluster=2),
     ),
+    "rows, over a grid": (inner_persistent, rows, RowParams(64, 1, 1, 1, "stream", grid=3)),
     "rows, streamed": (inner_persistent, rows, RowParams(64, 1, 8, 2, "stream")),
     "row sums": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream")),
     "row sums, split": (reduction, summed_rows, RowParams(128, 1, 8, 1, "stream", split=4)),
@@ -126,6 +146,7 @@ def test_the_same_parameters_give_the_same_text(form: str) -> None:
         ("rows, registers", {"storage": "stream"}),
         ("rows, registers, masked, over warps", {"prefetch": False}),
         ("rows, shared memory, cluster", {"cluster": 4}),
+        ("rows, registers, peeled", {"vector": 4}),
         ("row sums", {"split": 2}),
         ("row sums", {"batch": 2}),
         ("column sums", {"lines": 8}),

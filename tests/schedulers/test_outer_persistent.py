@@ -149,6 +149,27 @@ def test_chosen_parameters(rows: int, columns: int, device: str) -> None:
         assert_within(one, its_eager, its_truth)
 
 
+@pytest.mark.gpu
+def test_grid_barriers_in_captured_graphs_and_on_several_streams() -> None:
+    fused = fusedsl.fuse(standardise)
+    args = tuple(x.cuda() for x in arguments("standardise", 100_000, 64, BF16))
+    assert fused.explain(*args).segments[0].params.blocks > 1
+    expected = fused(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fused(*args)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    found = []
+    for turn in range(6):
+        graph.replay()
+        with torch.cuda.stream(streams[turn % 3]):
+            found.append(fused(*args))
+    torch.cuda.synchronize()
+    for results in (captured, *found):
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
 def chosen(rows: int, columns: int, fn: Callable[..., object] = standardise) -> PersistentColumnParams:
     x = meta(rows, columns, dtype=BF16)
     args = {standardise: (x, meta(columns), meta(columns)), column_softmax: (x,)}[fn]
@@ -232,6 +253,33 @@ def test_refusals() -> None:
 
 def lambda_free_sum(x):
     return x.sum(0)
+
+
+@fusedsl.fuse
+def batch_norm(x, mean, variance, weight, bias):
+    return F.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident", "blocks, one line"])
+def test_batch_norm_and_its_gradient_are_a_kernel_each(form: str, device: str, forced) -> None:
+    forced(FORMS[form])
+    fused = fusedsl.fuse(batch_norm.__wrapped__)
+    x = torch.randn(3, 20, 3, 5).to(memory_format=torch.channels_last)
+    grad = torch.randn(3, 20, 3, 5).to(memory_format=torch.channels_last)
+    results = []
+    for function, dtype in ((fused, torch.float32), (fused.reference, torch.float32), (fused.reference, torch.float64)):
+        torch.manual_seed(1)
+        leaves = [t.to(device, dtype, copy=True).requires_grad_() for t in (x, torch.rand(20), torch.randn(20))]
+        statistics = [torch.randn(20).to(device, dtype), torch.rand(20).to(device, dtype)]
+        found = function(leaves[0], *statistics, *leaves[1:])
+        if function is fused:
+            explained = fused.explain(leaves[0], *statistics, *leaves[1:], backward=True)
+            assert [s.scheduler for s in explained.segments] == ["outer_persistent"]
+            assert [s.scheduler for s in explained.backward.segments] == ["outer_persistent"]
+        found.backward(grad.to(device, dtype))
+        results.append([found.detach(), *statistics, *(leaf.grad for leaf in leaves)])
+    for one, its_eager, its_truth in zip(*results, strict=True):
+        assert_within(one, its_eager, its_truth)
 
 
 @pytest.mark.parametrize("form", ["partly resident", "blocks, partly resident"])

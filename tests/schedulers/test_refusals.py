@@ -161,16 +161,21 @@ def test_reasons_name_what_was_found(name, fn, args, reason):
     assert reason in found.reason
 
 
+def centred_channels(x):
+    return x - x.mean((0, 2), keepdim=True)
+
+
 @pytest.mark.parametrize(("arch", "few"), [("H200", 33), ("A100", 27)])
 def test_few_rows_that_nothing_holds_are_not_streamed(arch, few):
-    """One block a row: from a quarter of the multiprocessors on it is worth it."""
+    """Blocks that share rows of two pieces: from half the multiprocessors on it is worth it."""
     length = 4 << 20
-    found = refusal("inner_persistent", whole(softmax, meta(few - 1, length), arch=arch))
+    found = refusal("inner_persistent", whole(centred_channels, meta(2, few - 1, length), arch=arch))
     assert found is not None
     assert found.code == "not_enough_blocks"
-    assert f"{few - 1} rows of {length} elements" in found.reason
-    assert refusal("inner_persistent", whole(softmax, meta(few, length), arch=arch)) is None
+    assert f"{few - 1} rows of {2 * length} elements" in found.reason
+    assert refusal("inner_persistent", whole(centred_channels, meta(2, few, length), arch=arch)) is None
     assert refusal("inner_persistent", whole(softmax, meta(1, 4096), arch=arch)) is None
+    assert refusal("inner_persistent", whole(softmax, meta(1, length), arch=arch)) is None
 
 
 def test_every_scheduler_says_why():

@@ -50,6 +50,21 @@ def spread(t: Tile, vector: int) -> Tile:
     return t.__class__(t.dtype, t.values.repeat(vector))
 
 
+def join(a: Tile, b: Tile) -> Tile:
+    """The elements of ``a``, then those of ``b``."""
+    for tile in (a, b):
+        if not isinstance(tile, Tile) or tile.dtype is not a.dtype:
+            raise TileMismatch(f"join of {a!r} and {b!r}", expected="two tiles of one dtype")
+    return a.__class__(a.dtype, np.concatenate((a.values, b.values)))
+
+
+def take(t: Tile, first: int, n: int) -> Tile:
+    """n elements of a tile from element ``first`` on."""
+    if first < 0 or n < 1 or first + n > t.n:
+        raise TileMismatch(f"take of elements {first} to {first + n - 1} of a tile of {t.n}")
+    return t.__class__(t.dtype, t.values[first : first + n])
+
+
 def full(n: int, value: Tile | Scalar, dtype: DType) -> Tile:
     """n copies of a number, or of a one-element tile of the dtype."""
     if not isinstance(value, Tile):

@@ -10,7 +10,12 @@ import attrs
 import numpy as np
 
 from fusedsl.numba_cuda.interpreter.block import current_thread, literal_argument
-from fusedsl.numba_cuda.interpreter.errors import MisalignedAccess, OutOfBounds, TileMismatch
+from fusedsl.numba_cuda.interpreter.errors import (
+    InvalidOperand,
+    MisalignedAccess,
+    OutOfBounds,
+    TileMismatch,
+)
 from fusedsl.numba_cuda.interpreter.pointer import Pointer, Run
 from fusedsl.numba_cuda.interpreter.storage import access_bytes, constant
 from fusedsl.numba_cuda.interpreter.tile import Array, Scalar, Tile
@@ -145,6 +150,27 @@ def load_strided(
     if element_stride == 1 and vector > 1 and chunks and literal_argument(7, "element_stride"):
         check_alignment("load_strided", p, offset, chunks, batch_stride, vector)
     return _load("load_strided", p, chunks, batch, contiguous, (offset, batch_stride, vector, element_stride), fill)
+
+
+def load_across(
+    p: Pointer, offset: int, limit: int | None, batch: int, stride: int, vector: int, fill: Scalar = 0
+) -> Tile:
+    """`load` of chunks that need not be aligned; the aligned accesses that cover them must be within the tensor."""
+    nbytes = vector * p.dtype.itemsize
+    if nbytes < 4 or (batch > 1 and stride % vector):
+        raise InvalidOperand(
+            f"load_across of chunks of {nbytes} bytes, {stride} elements apart",
+            expected="at least 4 bytes, a multiple of vector apart",
+        )
+    chunks, contiguous = _select("load_across", p, offset, limit, batch, stride, stride, vector, 1)
+    if chunks:
+        unit = access_bytes(nbytes) // p.dtype.itemsize
+        before = offset % unit
+        check_alignment("load_across", p, offset - before, chunks, stride, vector)
+        last = offset - before + (chunks - 1) * stride + vector + (unit if before else 0) - 1
+        if last >= p.size:
+            raise OutOfBounds(f"load_across touches element {last} of {p.name}", expected=p.legal)
+    return _load("load_across", p, chunks, batch, contiguous, (offset, stride, vector, 1), fill)
 
 
 def store(

@@ -23,8 +23,8 @@ from fusedsl.numba_cuda.interpreter import (
 _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
     (index, "thread_x thread_y thread_z block_x block_y block_z grid_x grid_y grid_z lane warp"),
     (index, "udiv umod udiv32 umod32"),
-    (memory, "load store load_strided store_strided gather scatter fence_gpu atomic_add"),
-    (convert, "iota full cast recast bitcast chunk_mask repeat spread"),
+    (memory, "load store load_strided store_strided load_across gather scatter fence_gpu atomic_add"),
+    (convert, "iota full cast recast bitcast chunk_mask repeat spread join take"),
     (elementwise, "abs_ sign floor ceil trunc round_ sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p"),
     (elementwise, "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma"),
     (elementwise, "isnan isinf isfinite signbit maximum minimum fmax fmin pow_ fmod remainder atan2 hypot copysign"),

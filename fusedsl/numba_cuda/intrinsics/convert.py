@@ -123,4 +123,35 @@ def spread(t: types.Type, vector: types.Type) -> Typed:
     )
 
 
-FUNCTIONS: tuple[KernelFunction, ...] = (cast, recast, bitcast, full, iota, chunk_mask, repeat, spread)
+def _tile(name: str, t: types.Type) -> TileType:
+    if not isinstance(t, TileType):
+        raise TypingError(f"{name} takes a tile, not {t}")
+    return t
+
+
+@kernel_function
+def join(a: types.Type, b: types.Type) -> Typed:
+    """The elements of ``a``, then those of ``b``."""
+    first, second = _tile("join", a), _tile("join", b)
+    if first.dtype != second.dtype:
+        raise TypingError(f"join of {a} and {b}: the dtypes differ")
+
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> ir.Value:
+        together = [*elements(builder, first, args[0]), *elements(builder, second, args[1])]
+        return from_elements(builder, first.dtype, together)
+
+    return TileType(first.dtype, first.n + second.n), emit
+
+
+@kernel_function
+def take(t: types.Type, first: types.Type, n: types.Type) -> Typed:
+    """n elements of a tile from element ``first`` on."""
+    tile, begin, count = _tile("take", t), literal(first, "first"), literal(n, "n")
+    if begin < 0 or count < 1 or begin + count > tile.n:
+        raise TypingError(f"take of elements {begin} to {begin + count - 1} of {t}")
+    return TileType(tile.dtype, count), lambda builder, args: from_elements(
+        builder, tile.dtype, elements(builder, tile, args[0])[begin : begin + count]
+    )
+
+
+FUNCTIONS: tuple[KernelFunction, ...] = (cast, recast, bitcast, full, iota, chunk_mask, repeat, spread, join, take)

@@ -58,6 +58,25 @@ def test_out_of_bounds_of_a_later_chunk_and_below_zero() -> None:
     assert "element -1 of x" in fault_text(OutOfBounds, "load(x, -1, None, 1, 1, 1)", {"x": torch.zeros(4)})
 
 
+def test_load_across_touches_whole_accesses() -> None:
+    x = torch.zeros(14)
+    run_body("load_across(x, 4, None, 1, 1, 8)", {"x": x})
+    assert "load_across touches element 15 of x" in fault_text(
+        OutOfBounds, "load_across(x, 5, None, 1, 1, 8)", {"x": x}
+    )
+    assert "load_across by 16 bytes" in fault_text(MisalignedAccess, "load_across(x, 2, None, 1, 1, 4)", {"x": x[1:]})
+    assert "multiple of vector" in fault_text(InvalidOperand, "load_across(x, 0, None, 2, 6, 4)", {"x": x})
+
+
+def test_join_and_take_of_what_does_not_fit() -> None:
+    x, y = torch.zeros(4), torch.zeros(4, dtype=torch.int32)
+    body = "join(load(x, 0, None, 1, 1, 4), load(y, 0, None, 1, 1, 4))"
+    assert "two tiles of one dtype" in fault_text(TileMismatch, body, {"x": x, "y": y})
+    assert "elements 3 to 4 of a tile of 4" in fault_text(
+        TileMismatch, "take(load(x, 0, None, 1, 1, 4), 3, 2)", {"x": x}
+    )
+
+
 def test_out_of_bounds_store_gather_scatter_atomic_and_empty_tensor() -> None:
     x = torch.zeros(8, dtype=torch.int32)
     one = "full(1, 1, int32)"

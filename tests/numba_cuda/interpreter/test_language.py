@@ -309,6 +309,21 @@ def test_strided_load_and_store() -> None:
     assert x[[0, 5, 30, 35]].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("offset", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+def test_load_across(dtype: torch.dtype, offset: int) -> None:
+    x = torch.arange(36).to(dtype)
+    out = torch.zeros(24, dtype=dtype)
+    run_body("store(out, 0, None, load_across(x, n, 9, 3, 8, 8, 1), 24, 1, 1)", {"x": x, "out": out, "n": offset})
+    assert out.tolist() == [*range(offset, offset + 16), *[1] * 8]
+
+
+def test_join_and_take() -> None:
+    a, b = torch.arange(4.0), torch.arange(4.0, 6.0)
+    assert evaluate("join(b, a)", a, b, torch.zeros(6)).tolist() == [4, 5, 0, 1, 2, 3]
+    assert evaluate("join(take(join(a, b), 3, 2), take(a, 0, 2))", a, b).tolist() == [3, 4, 0, 1]
+
+
 def test_gather_and_scatter() -> None:
     x = torch.arange(10).bfloat16()
     out = torch.zeros(4, dtype=torch.bfloat16)
