@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import fusedsl
+from fusedsl import executor
 from fusedsl.numba_cuda.compile import compile_kernel
+from fusedsl.numba_cuda.interpreter import interpret
 from fusedsl.schedulers import inner_outer_persistent
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
@@ -81,6 +84,19 @@ def test_other_graphs(form: str, device: str, forced) -> None:
         truth = fn(*(a.double() for a in arguments))
         for one, its_eager, its_truth in zip(fused(*arguments), fn(*arguments), truth, strict=True):
             assert_within(one, its_eager, its_truth)
+
+
+@pytest.mark.parametrize("form", ["a block of two warps", "two blocks of two warps, ragged"])
+def test_the_order_of_blocks_and_threads_does_not_matter(form: str, forced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages of reductions a row, several rows a block: the barriers order everything."""
+    row, columns = FORMS[form]
+    forced(row, 3)
+    x, y = torch.randn(2, 16, columns)
+    fused = fusedsl.fuse(standardised)
+    expected = fused(x, y)
+    for order in ("reversed", 1, 2):
+        monkeypatch.setattr(executor, "interpret", functools.partial(interpret, order=order))
+        assert all(torch.equal(a, b) for a, b in zip(fused(x, y), expected, strict=True))
 
 
 def standardised(x, y):
