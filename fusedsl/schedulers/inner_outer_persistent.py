@@ -21,7 +21,7 @@ from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
 from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.halves import Halves, cut
-from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, shared_rows_kernel
+from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, row_cost, shared_rows_kernel
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.outer_sums import finish, moved, packed
 from fusedsl.schedulers.peel import count_chunks, row_vector
@@ -37,6 +37,10 @@ MAX_THREADS = 512
 ELEMENTS = (8, 16, 4, 2, 1)
 #: Threads that a multiprocessor should hold, and the estimate of registers up to which nothing was seen to spill then.
 RESIDENT = ((1024, 71), (768, 84), (640, 100), (512, 126))
+#: Cost of a row's arithmetic, an element, beyond which that takes registers of its own (a norm alone costs 7 to 9), and
+#: how many an element.
+COSTLY = 20
+COSTLY_REGISTERS = 4.5
 #: Elements of outer sums a thread has from which on what all rows share is read again with each row, from the caches.
 LARGE_SUMS = 32
 
@@ -105,7 +109,8 @@ def _registers(space: IterationSpace, halves: Halves, elements: int) -> float:
     scalars = sum(1 for i in graph.inputs if not space.strides[i][last])
     word = max((compute_dtype(graph[i].tensor.dtype).itemsize for i in graph.inputs), default=4) / 4
     ahead = sum(graph[i].tensor.dtype.itemsize for i in full) / 4
-    arithmetic = (1.1 * word if word > 1 else 1) * (len(halves.sums) + 2.5 + max(len(full) - 2, 0))
+    costly = COSTLY_REGISTERS if row_cost(space) > COSTLY else 0
+    arithmetic = (1.1 * word if word > 1 else 1) * (len(halves.sums) + 2.5 + costly + max(len(full) - 2, 0))
     return 32 + 2 * scalars + elements * (1.1 * ahead + arithmetic)
 
 

@@ -127,13 +127,18 @@ def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
     return None
 
 
-def _tile_elements(space: IterationSpace) -> int:
-    """Elements of a thread's tile: fewer of wide values, and where the arithmetic needs registers of its own."""
+def row_cost(space: IterationSpace) -> int:
+    """Cost of a row's arithmetic, an element."""
     graph, domains, row = space.problem.graph, domain_map(space.problem.graph), find_reductions(space.problem.graph)
-    word = max(compute_dtype(n.tensor.dtype).itemsize for n in graph if n.is_tensor) // 4
     along = [n for n in graph if OPS[n.op].kind is Kind.POINTWISE and row.classes <= domains.varies[n.id]]
-    costly = sum(OPS[n.op].cost for n in along) > COSTLY
-    return TILE_REGISTERS // max(word, 1) // (2 if costly else 1)
+    return sum(OPS[n.op].cost for n in along)
+
+
+def _tile_elements(space: IterationSpace) -> int:
+    """Elements of a thread's tile: fewer of wide values, and where the arithmetic is costly."""
+    graph = space.problem.graph
+    word = max(compute_dtype(n.tensor.dtype).itemsize for n in graph if n.is_tensor) // 4
+    return TILE_REGISTERS // max(word, 1) // (2 if row_cost(space) > COSTLY else 1)
 
 
 def _is_copied(space: IterationSpace, node_id: int, vector: int) -> bool:
