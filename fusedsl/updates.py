@@ -25,7 +25,7 @@ from fusedsl.graph.graph import Graph, Node
 from fusedsl.graph.ops import OPS, Kind
 from fusedsl.layouts import may_overlap
 from fusedsl.schedulers.base import KernelPlan, Problem
-from fusedsl.schedulers.columns_persistent import passes
+from fusedsl.schedulers.column_params import passes
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import iteration_space
 

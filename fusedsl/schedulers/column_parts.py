@@ -201,8 +201,3 @@ class Moments:
         e.line(f"{squares} = {self.squares} + {offset} * {offset} * {rows}")
         for node_id, text in ((joint.first, total), (joint.inner, mean), (joint.second, squares)):
             e.define(node_id, Variable(text, False, True))
-
-
-def has_moments(dtype: torch.dtype) -> bool:
-    """Moments are written for floating arithmetic."""
-    return compute_dtype(dtype).is_floating_point

@@ -14,14 +14,14 @@ from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_positions, check_row_used_again, check_structure
-from fusedsl.schedulers.columns_persistent import (
+from fusedsl.schedulers.column_params import (
     PersistentColumnParams,
     column_inputs,
     part_bytes,
     passes,
-    persistent_column_kernel,
     resident_inputs,
 )
+from fusedsl.schedulers.columns_persistent import persistent_column_kernel
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
 

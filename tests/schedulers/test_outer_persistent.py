@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import fusedsl
 from fusedsl.schedulers import outer_persistent
-from fusedsl.schedulers.columns_persistent import PersistentColumnParams
+from fusedsl.schedulers.column_params import PersistentColumnParams
 from tests.schedulers.support import meta, refusal, text_of, whole
 from tests.tolerance import assert_within
 

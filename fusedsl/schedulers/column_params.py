@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides the text of a persistent column kernel, and what its problem asks of one: passes, shared memory."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from fusedsl.analysis.domains import domain_map
+from fusedsl.analysis.edges import upstream
+from fusedsl.analysis.reductions import find_reductions
+from fusedsl.graph.types import compute_dtype
+from fusedsl.schedulers.base import Problem
+from fusedsl.schedulers.combine import SPELLINGS
+from fusedsl.schedulers.joint import Joint, find_moments, rounds
+from fusedsl.schedulers.space import IterationSpace
+
+#: Bytes that the parts of inputs in shared memory are aligned to.
+_ALIGNMENT = 128
+
+
+@attrs.frozen
+class PersistentColumnParams:
+    """What decides the text of a persistent column kernel; ``blocks`` and ``resident`` only by whether they are used.
+
+    Attributes:
+        threads: threads along the columns.
+        lines: threads along the rows, a power of two.
+        vector: columns a thread owns.
+        batch: rows a thread has in flight.
+        blocks: blocks that share a column; more than 1: a cooperative launch.
+        resident: rows of a block's share that stay in shared memory, a multiple of lines * batch; 0: none.
+        exact: the column count is a multiple of threads * vector.
+    """
+
+    threads: int
+    lines: int
+    vector: int = 1
+    batch: int = 1
+    blocks: int = 1
+    resident: int = 0
+    exact: bool = False
+
+    @property
+    def columns(self) -> int:
+        return self.threads * self.vector
+
+    @property
+    def chunk(self) -> int:
+        """Rows that a block has in flight."""
+        return self.lines * self.batch
+
+    @property
+    def form(self) -> str:
+        """What stands in the text's header: the parameters without the numbers that are not in the text."""
+        where = ("rows shared by blocks", "rows of one block")[self.blocks == 1]
+        kept = "resident rows" if self.resident else "no resident rows"
+        return (
+            f"threads={self.threads}, lines={self.lines}, vector={self.vector}, batch={self.batch}, "
+            f"exact={self.exact}, {where}, {kept}"
+        )
+
+
+def resident_inputs(space: IterationSpace) -> list[int]:
+    """Inputs that vary over all rows and columns: those that shared memory keeps."""
+    row, column = space.reduced[-1], len(space.axes) - 1
+    return [i for i in space.problem.graph.inputs if space.strides[i][row] and space.strides[i][column]]
+
+
+def row_outputs(space: IterationSpace) -> list[int]:
+    """Outputs that vary along the rows."""
+    return [i for i in dict.fromkeys(space.problem.graph.outputs) if space.strides[i][space.reduced[-1]]]
+
+
+def passes(space: IterationSpace) -> int:
+    """How often the kernel passes over the rows."""
+    graph = space.problem.graph
+    late = any(find_reductions(graph).stage[i] for i in row_outputs(space))
+    return len(rounds(graph, pairs(space.problem))) + late
+
+
+def column_inputs(space: IterationSpace) -> list[int]:
+    """Inputs that all rows share and that something which varies along the rows needs."""
+    graph, (row,) = space.problem.graph, space.reduced
+    varies = domain_map(graph).varies
+    classes = set(space.axes[row].classes)
+    needed = 0
+    for node in graph:
+        if node.is_tensor and classes & set(varies[node.id]):
+            needed |= upstream(graph)[node.id]
+    return [i for i in graph.inputs if needed >> i & 1 and not space.strides[i][row]]
+
+
+def pairs(problem: Problem) -> list[Joint]:
+    """Reductions that are taken in pairs; eager torch rounds between the two."""
+    graph = problem.graph
+    if problem.numerics == "eager":
+        return []
+    return [joint for joint in find_moments(graph) if _is_floating(graph[joint.source].tensor.dtype)]
+
+
+def _is_floating(dtype: torch.dtype) -> bool:
+    return compute_dtype(dtype).is_floating_point
+
+
+def part_bytes(problem: Problem) -> int:
+    """Shared memory that the parts of one line take a column, in the stage that takes most."""
+    graph = problem.graph
+
+    def size(entry: int | Joint) -> int:
+        reduction = graph[entry.first if isinstance(entry, Joint) else entry]
+        item = compute_dtype(graph[reduction.inputs[0]].tensor.dtype).itemsize
+        if isinstance(entry, Joint):
+            return 2 * item
+        return item + (torch.int64.itemsize if SPELLINGS[reduction.op].pair else 0)
+
+    return max(sum(map(size, entries)) for entries in rounds(graph, pairs(problem)))
+
+
+def resident_places(space: IterationSpace, params: PersistentColumnParams) -> tuple[dict[int, int], int]:
+    """Where in dynamic shared memory every resident input begins, and the bytes of all."""
+    offset, places = 0, {}
+    for node_id in resident_inputs(space) if params.resident else ():
+        places[node_id] = offset
+        size = params.resident * params.columns * space.problem.graph[node_id].tensor.dtype.itemsize
+        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, offset
