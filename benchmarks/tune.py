@@ -21,12 +21,12 @@ from torch import Tensor
 from benchmarks.environment import describe
 from benchmarks.harness import judge
 from benchmarks.operations import Operation, Shape
-from benchmarks.suites import NORMS, NORMS_BACKWARD, POINTWISE, REDUCTIONS, SHAPES
+from benchmarks.suites import BATCHNORM, IMAGES, NORMS, NORMS_BACKWARD, POINTWISE, REDUCTIONS, SHAPES
 from benchmarks.timing import Deadline, L2Flush, measure_copy_gbps, measure_gpu
 from benchmarks.tuning.candidates import HINTS, candidates, respell
 from benchmarks.tuning.subject import NotOneSegment, Subject, make_subject
 from fusedsl.numba_cuda.compile import compile_kernel
-from fusedsl.schedulers import inner_outer_persistent, inner_persistent, pointwise, reduction
+from fusedsl.schedulers import inner_outer_persistent, inner_persistent, outer_persistent, pointwise, reduction
 from fusedsl.schedulers.base import KernelPlan
 
 SUITES: dict[str, list[tuple[Operation, ModuleType]]] = {
@@ -36,6 +36,7 @@ SUITES: dict[str, list[tuple[Operation, ModuleType]]] = {
     "norms_backward": [
         (op, inner_outer_persistent if len(op.wanted) > 1 else inner_persistent) for op in NORMS_BACKWARD
     ],
+    "batchnorm": [(op, outer_persistent) for op in BATCHNORM],
 }
 
 
@@ -78,7 +79,7 @@ def run(
     try:
         subject = make_subject(operation, scheduler, shape, torch.bfloat16, "cuda")
     except NotOneSegment as refusal:
-        print(f"\n{operation.name} {shape[0]}x{shape[1]}: {refusal}")
+        print(f"\n{operation.name} {'x'.join(map(str, shape))}: {refusal}")
         return []
     calls, rows = {}, []
     for label, plan in plans(subject, scheduler, shape):
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("suite", choices=(*SUITES, "all"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--show", type=int, default=6)
-    parser.add_argument("--columns", type=int, nargs="+", help="only shapes with these row lengths")
+    parser.add_argument("--columns", type=int, nargs="+", help="only shapes with these row lengths (images: channels)")
     parser.add_argument("--ops", nargs="+", help="only these operations")
     parser.add_argument("--out", default="")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="try no other candidate after this time")
@@ -121,16 +122,22 @@ def main() -> None:
     deadline = Deadline(options.budget)
     chosen = list(itertools.chain(*SUITES.values())) if options.suite == "all" else SUITES[options.suite]
     chosen = [(op, scheduler) for op, scheduler in chosen if not options.ops or op.name in options.ops]
-    shapes = [shape for shape in SHAPES if not options.columns or shape[1] in options.columns]
+    images = {operation.name for operation in BATCHNORM}
+    runs = [
+        (operation, scheduler, shape)
+        for operation, scheduler in chosen
+        for shape in (IMAGES if operation.name in images else SHAPES)
+        if not options.columns or shape[1] in options.columns
+    ]
     copy_gbps = measure_copy_gbps(L2Flush())
     print("copy", round(copy_gbps), "GB/s")
     results: dict[str, Any] = {"environment": describe(), "copy_gbps": copy_gbps}
     with torch.no_grad():
-        for (operation, scheduler), shape in itertools.product(chosen, shapes):
+        for operation, scheduler, shape in runs:
+            title = f"{operation.name} {'x'.join(map(str, shape))}"
             if deadline.passed(10.0):
-                print(f"{operation.name} {shape[0]}x{shape[1]}: no time left")
+                print(f"{title}: no time left")
                 continue
-            title = f"{operation.name} {shape[0]}x{shape[1]}"
             rows = run(operation, scheduler, shape, options.repeats, deadline)
             if rows:
                 results[title] = rows

@@ -161,7 +161,7 @@ def _segment(part: Subgraph, problem: Problem, choose: Callable[[Subgraph], Choi
     if scheduler is None:
         return Segment("eager", part.graph, part.origin, None, None, rejections, problem)
     params = scheduler.compute_heuristics(problem)
-    plan = _renumber(scheduler.schedule(problem, params), part.origin)
+    plan = renumber(scheduler.schedule(problem, params), part.origin)
     return Segment(scheduler.NAME, part.graph, part.origin, params, plan, rejections, problem)
 
 
@@ -216,7 +216,7 @@ def _choose(problem: Problem) -> Choice:
     return taken, rejections
 
 
-def _renumber(plan: KernelPlan, origin: tuple[int, ...]) -> KernelPlan:
+def renumber(plan: KernelPlan, origin: tuple[int, ...]) -> KernelPlan:
     """Arguments that name nodes of the whole graph."""
 
     def moved(argument: Argument) -> Argument:

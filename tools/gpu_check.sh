@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests that need an NVIDIA GPU, the most telling first, within a time limit; prints what failed and why.
 # Usage: gpu_check.sh [PART...]   parts: values core faults language rest big perf tune (default: all but perf and tune)
-# tune runs no tests: it times the parameters of the gradients of norms and writes tune_norms_backward.json to OUT.
+# tune runs no tests: it times parameters and writes tune_SUITE.json to OUT (SUITE: default norms_backward).
 #
 #   PYTHON   interpreter with the dependencies (default: .venv/bin/python, else python3)
+#   SUITE    what tune times: norms pointwise reductions norms_backward batchnorm
 #   LIMIT    seconds for all parts together (default 560)
 #   WORKERS  test processes (default 8; big and perf run alone)
 #   OUT      folder for the full logs (default: a temporary one)
@@ -22,8 +23,8 @@ for part in "$@"; do
   [ $left -gt 5 ] || { echo "== $part: no time left"; failed=1; continue; }
   log=$out/$part.log
   if [ "$part" = tune ]; then
-    timeout -k 10 $left "$python" -m benchmarks.tune norms_backward --budget $((left > 60 ? left - 30 : left / 2)) \
-      --out "$out/tune_norms_backward.json" >"$log" 2>&1 || failed=1
+    timeout -k 10 $left "$python" -m benchmarks.tune "${SUITE:-norms_backward}" --budget $((left > 60 ? left - 30 : left / 2)) \
+      --out "$out/tune_${SUITE:-norms_backward}.json" >"$log" 2>&1 || failed=1
     cat "$log"
     continue
   fi

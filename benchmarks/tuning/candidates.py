@@ -11,6 +11,7 @@ import attrs
 
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.schedulers.base import KernelPlan
+from fusedsl.schedulers.column_params import PersistentColumnParams
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
 from fusedsl.schedulers.inner_outer_shared import SharedRows
@@ -64,6 +65,24 @@ def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
             yield attrs.evolve(base, threads=threads, lines=lines, batch=batch, split=max(int(base.split * factor), 1))
 
 
+def persistent_column_candidates(
+    columns: int, base: PersistentColumnParams, device: DeviceProperties
+) -> Iterator[PersistentColumnParams]:
+    """Block shapes and rows in flight; as many blocks as are resident at once, with and without rows that stay.
+
+    Shared memory holds as many elements as that of ``base`` does.
+    """
+    room = base.resident * base.columns
+    for threads, lines, batch in itertools.product((8, 16, 32, 64), (8, 16, 32, 64), (1, 2, 4, 8)):
+        wide = threads * base.vector
+        if not 256 <= threads * lines <= 512 or wide > 2 * columns or lines * wide > base.lines * base.columns:
+            continue
+        blocks = max(device.multiprocessors // -(-columns // wide), 1)
+        one = attrs.evolve(base, threads=threads, lines=lines, batch=batch, resident=0, exact=columns % wide == 0)
+        for resident in {0, room // (wide * one.chunk) * one.chunk}:
+            yield attrs.evolve(one, blocks=blocks if base.blocks > 1 else 1, resident=resident)
+
+
 def inner_outer_candidates(
     columns: int, base: InnerOuterParams, rows: int, device: DeviceProperties
 ) -> Iterator[InnerOuterParams]:
@@ -110,6 +129,8 @@ def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> 
     found: list[Any]
     if isinstance(base, InnerOuterParams):
         found = list(inner_outer_candidates(columns, base, rows, device))
+    elif isinstance(base, PersistentColumnParams):
+        found = list(persistent_column_candidates(columns, base, device))
     elif isinstance(base, ColumnParams):
         found = list(column_candidates(base))
     elif isinstance(base, PointwiseParams):

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import pytest
 import torch
 
 from benchmarks import tune
 from benchmarks.operations import Operation
-from benchmarks.suites import NORMS_BACKWARD
+from benchmarks.suites import BATCHNORM, NORMS_BACKWARD
 from benchmarks.tuning.candidates import candidates
 from benchmarks.tuning.subject import NotOneSegment, make_subject
-from fusedsl.schedulers import inner_outer_persistent
+from fusedsl.numba_cuda.device import H200
+from fusedsl.schedulers import inner_outer_persistent, outer_persistent
+from fusedsl.schedulers.column_params import PersistentColumnParams
 from fusedsl.schedulers.inner_outer_shared import SharedRows
 from fusedsl.schedulers.row_params import RowParams
 
@@ -58,16 +61,37 @@ def test_candidates_hold_a_row(operation: Operation, shape: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("suite", tune.SUITES)
 def test_every_suite_makes_plans(suite: str) -> None:
+    shape = (16, 64, 8, 8) if suite == "batchnorm" else (128, 1024)
     for operation, scheduler in tune.SUITES[suite]:
         try:
-            subject = make_subject(operation, scheduler, (128, 1024), torch.bfloat16, "cpu")
+            subject = make_subject(operation, scheduler, shape, torch.bfloat16, "cpu")
         except NotOneSegment as refusal:
             assert "planned as" in str(refusal)
             continue
-        found = tune.plans(subject, scheduler, (128, 1024))
+        found = tune.plans(subject, scheduler, shape)
         assert found[0][0] == str(subject.base) and len(found) > 1
 
 
 def test_rows_that_nothing_holds_are_refused_with_the_reason() -> None:
     with pytest.raises(NotOneSegment, match=r"planned as .*rows of 500000 elements"):
         make_subject(WITH_SUMS[0], inner_outer_persistent, (20, 500_000), torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize("operation", BATCHNORM, ids=lambda o: o.name)
+def test_forced_parameters_of_outer_persistent(operation: Operation) -> None:
+    subject = make_subject(operation, outer_persistent, (4, 24, 3, 5), torch.bfloat16, "cpu")
+    base = subject.base
+    narrow = attrs.evolve(base, threads=2, lines=8, batch=1, blocks=2, resident=16)
+    for params in (base, attrs.evolve(base, blocks=3), narrow):
+        row, _ = tune.check(subject, str(params), outer_persistent.schedule(subject.problem, params))
+        assert row["correct"], params
+
+
+def test_candidates_of_columns_are_resident_at_once() -> None:
+    base = PersistentColumnParams(32, 16, 8, 4, blocks=33, resident=384, exact=True)
+    found = candidates(1024, base, 50176, H200)
+    assert found[0] == base and len(found) > 10
+    for params in found[1:]:
+        assert params.blocks * -(-1024 // params.columns) <= H200.multiprocessors
+        assert params.resident % params.chunk == 0
+        assert params.resident * params.columns <= base.resident * base.columns
