@@ -67,14 +67,24 @@ def link(name: str, ltoir: bytes, options: tuple[str, ...], *, ptx: bool = False
             nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, ltoir, len(ltoir), name)
             nvjitlink.complete(handle)
         except nvjitlink.nvJitLinkError as error:
-            message = _read(nvjitlink.get_error_log_size, nvjitlink.get_error_log, handle)
-            raise CompilationError(f"nvJitLink cannot link {name!r}: {error}\n{_text(message)}") from error
+            message = _text(_read(nvjitlink.get_error_log_size, nvjitlink.get_error_log, handle))
+            raise refused(name, str(error), message) from error
         log = _text(_read(nvjitlink.get_info_log_size, nvjitlink.get_info_log, handle))
         if ptx:
             return _read(nvjitlink.get_linked_ptx_size, nvjitlink.get_linked_ptx, handle).rstrip(b"\0"), log
         return _read(nvjitlink.get_linked_cubin_size, nvjitlink.get_linked_cubin, handle), log
     finally:
         nvjitlink.destroy(handle)
+
+
+def refused(name: str, code: str, message: str) -> CompilationError:
+    """The error for what nvJitLink refuses, given its error code and log."""
+    hint = None
+    if "OUTDATED_LIBRARY" in code:
+        hint = (
+            "install nvidia-nvjitlink and nvidia-nvvm of one release: this nvJitLink is older than the NVVM beside it"
+        )
+    return CompilationError(f"nvJitLink cannot link {name!r}: {code}\n{message}", hint=hint)
 
 
 def _read(size: Any, get: Any, handle: Any) -> bytes:

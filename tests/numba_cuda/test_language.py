@@ -11,7 +11,7 @@ import pytest
 from fusedsl.numba_cuda import build, language
 from fusedsl.numba_cuda.compile import compile_kernel
 from fusedsl.numba_cuda.kernel import KernelSource
-from fusedsl.numba_cuda.linker import CompilationError
+from fusedsl.numba_cuda.linker import CompilationError, refused
 from tests.numba_cuda.support import ARCHITECTURES, compiled, kernel
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
@@ -403,3 +403,9 @@ def test_wrong_text_is_refused(case: str) -> None:
 def test_unknown_architecture() -> None:
     with pytest.raises(CompilationError, match="unknown architecture 'hopper'"):
         compile_kernel(LAYER_NORM, "hopper")
+
+
+def test_an_outdated_linker_is_named() -> None:
+    error = refused("k", "ERROR_OUTDATED_LIBRARY (14)", "may need newer version of nvJitLink library")
+    assert "install nvidia-nvjitlink and nvidia-nvvm of one release" in str(error)
+    assert "of one release" not in str(refused("k", "ERROR_PTX_COMPILE (4)", "ptxas error"))
