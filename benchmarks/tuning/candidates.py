@@ -70,12 +70,14 @@ def persistent_column_candidates(
 ) -> Iterator[PersistentColumnParams]:
     """Block shapes and rows in flight; as many blocks as are resident at once, with and without rows that stay.
 
-    Shared memory holds as many elements as that of ``base`` does.
+    A thread and a block's shared memory hold as many elements as those of ``base`` do at most: more were seen to spill.
     """
     room = base.resident * base.columns
     for threads, lines, batch in itertools.product((8, 16, 32, 64), (8, 16, 32, 64), (1, 2, 4, 8)):
         wide = threads * base.vector
         if not 256 <= threads * lines <= 512 or wide > 2 * columns or lines * wide > base.lines * base.columns:
+            continue
+        if batch > base.batch:
             continue
         blocks = max(device.multiprocessors // -(-columns // wide), 1)
         one = attrs.evolve(base, threads=threads, lines=lines, batch=batch, resident=0, exact=columns % wide == 0)
