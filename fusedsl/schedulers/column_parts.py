@@ -156,10 +156,7 @@ class Moments:
         count = e.constant("TILE", tile.numel)
         batch, step = e.constant("BATCH", tile.batch), e.constant("STEP", tile.step)
         vector = e.constant("VECTOR", tile.vector)
-        value = e.value(self.joint.source)
-        text = e.widen(value, True, True)
-        if not (value.batch or value.vector):
-            text = f"repeat({text}, {count})"
+        text = e.tile_of(self.joint.source, count)
         held, own, off, squares = (e.fresh(f"{name}_{w}") for w in ("held", "tile", "offset", "tile_squares"))
         masked = text if e.zero_padded(self.joint.source) else f"where({valid}, {text}, 0)"
         e.line(f"{held} = min(udiv(max({e.limit} + {step} - 1, 0), {step}), {batch})")

@@ -182,11 +182,11 @@ class ColumnWriter:
         kept = e.integer("kept", self.kept)
         place = "col" if not self.outer else f"outer * {e.extent(self.last)} + col"
         with e.block("if thread_y() == 0:" if p.lines > 1 else None):
-            limit = "None"
+            limit = None
             if not p.exact:
                 e.line(f"limit = {e.extent(self.last)} - col")
                 limit = "limit"
-            results = [(reducer, part.texts()) for reducer, part in parts]
+            results = [pair for r, part in parts for pair in zip(r.workspace_dtypes(), part.texts(), strict=True)]
             at, vector = f"block_y() * {kept} + {place}", e.constant("VECTOR", p.vector)
             workspaces = store_partials(e, results, p.split * self.kept, at, limit, vector)
         geometry = Geometry((self.blocks(), p.split, 1), (p.threads, p.lines, 1))

@@ -31,6 +31,7 @@ from fusedsl.schedulers.column_params import (
 from fusedsl.schedulers.column_parts import ColumnPart, Moments, Single
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint, rounds
+from fusedsl.schedulers.partials import load_partials, store_partials
 from fusedsl.schedulers.space import iteration_space
 from fusedsl.schedulers.text import dtype_marker
 
@@ -290,21 +291,18 @@ class _Writer:
         kept = self.space.size(self.space.kept)
         vector, total, share = e.constant("VECTOR", p.vector), e.integer("kept", kept), e.integer("share", self.share)
         place = f"outer * {e.extent(self.column)} + col" if self.outer else "col"
-        pointers = []
-        for dtype in _dtypes(parts):
-            pointers.append(e.workspace(len(self.workspaces), dtype))
-            self.workspaces.append(Workspace(dtype, p.blocks * kept))
+        buffers, limit, dtypes = len(self.workspaces), self.limit_of_columns, _dtypes(parts)
         with e.block("if thread_y() == 0:" if p.lines > 1 else None):
             e.line(f"cell = block_y() * {total} + {place}")
-            for pointer, text in zip(pointers, _texts(parts), strict=True):
-                e.line(f"store({pointer}, cell, {self.limit_of_columns}, {text}, 1, 1, {vector})")
+            values = zip(dtypes, _texts(parts), strict=True)
+            self.workspaces += store_partials(e, values, p.blocks * kept, "cell", limit, vector, buffers)
         e.line(f"grid_barrier({self.counter()}, 0)")
         for part in parts:
             part.clear()
         first, step = ("thread_y()", e.constant("STEP", p.lines)) if p.lines > 1 else ("0", "1")
         with e.block(f"for other in range({first}, {e.integer('blocks', p.blocks)}, {step}):"):
             e.line(f"cell = other * {total} + {place}")
-            texts = [f"load({pointer}, cell, {self.limit_of_columns}, 1, 1, {vector}, 0)" for pointer in pointers]
+            texts = load_partials(e, dtypes, "cell", limit, vector, buffers)
             self.merge(parts, texts, f"min({share}, {e.extent(self.row)} - other * {share})")
         self.meet(parts)
 

@@ -84,10 +84,7 @@ class Reducer:
 
     def operand(self, count: str, mask: str | None) -> str:
         """The tile that is reduced: ``count`` elements, with the identity where ``mask`` is false."""
-        variable = self.e.value(self.node.inputs[0])
-        text = self.e.widen(variable, True, True)
-        if not (variable.batch or variable.vector):
-            text = f"repeat({text}, {count})"
+        text = self.e.tile_of(self.node.inputs[0], count)
         if mask is None or (self.spelling.word in ("sum", "any") and self.e.zero_padded(self.node.inputs[0])):
             return text
         return f"where({mask}, {text}, {self.identity})"
@@ -214,9 +211,13 @@ class Single:
         self.accumulator = accumulator
 
     @property
+    def parts(self) -> tuple[tuple[torch.dtype, str], ...]:
+        """As ``values``, with dtypes."""
+        return tuple(zip(self.reducer.workspace_dtypes(), self.accumulator.texts(), strict=True))
+
+    @property
     def values(self) -> tuple[tuple[str, str], ...]:
-        markers = [dtype_marker(dtype) for dtype in self.reducer.workspace_dtypes()]
-        return tuple(zip(markers, self.accumulator.texts(), strict=True))
+        return tuple((dtype_marker(dtype), text) for dtype, text in self.parts)
 
     def in_warp(self, width: int, *, final: bool) -> None:
         self.accumulator = self.reducer.warp(self.reducer.fold(self.accumulator, None, final=final), width)

@@ -360,6 +360,12 @@ class Emitter(KernelText):
             text = f"spread({text}, {self.constant('VECTOR', tile.vector)})"
         return text
 
+    def tile_of(self, node_id: int, count: str) -> str:
+        """Text of a value as a whole tile, of ``count`` elements."""
+        variable = self.value(node_id)
+        text = self.widen(variable, True, True)
+        return text if variable.batch or variable.vector else f"repeat({text}, {count})"
+
     def _pointwise(self, node: Node) -> Variable:
         op = OPS[node.op]
         if op.emit == "{0}":

@@ -239,9 +239,7 @@ def _rows_kernel(
             _load_now(w, e)
         _one_row(w, e, stored, "turn" if warps else None)
         for target, text in zip(targets, sums, strict=True):
-            variable = e.value(target)
-            tile = e.widen(variable, True, True)
-            e.line(f"{text} = {text} + " + (tile if variable.batch or variable.vector else f"repeat({tile}, {count})"))
+            e.line(f"{text} = {text} + {e.tile_of(target, count)}")
         if warps:
             e.line("turn = 1 - turn")
     workspaces = _store_sums(w, e, dict(zip(sums, dtypes, strict=True)), blocks)
@@ -337,10 +335,4 @@ def _one_row(w: RowWriter, e: Emitter, stored: tuple[int, ...], turn: str | None
     for node_id in dict.fromkeys(stored):
         if w.is_full(node_id):
             e.store(node_id)
-    narrow = [n for n in dict.fromkeys(stored) if not w.is_full(n)]
-    if narrow:
-        for node_id in narrow:
-            e.value(node_id)
-        with e.block("if thread_x() == 0:"):
-            for node_id in narrow:
-                e.store(node_id)
+    w.row_outputs(e, stored)

@@ -328,17 +328,8 @@ class _Kernel:
                 for node_id in full:
                     e.store(node_id)
                 for target, texts in zip(self.targets, sums, strict=True):
-                    variable = e.value(target)
-                    text = e.widen(variable, True, True)
-                    text = text if variable.batch or variable.vector else f"repeat({text}, {count})"
-                    e.line(f"{texts[index]} = {texts[index]} + {text}")
-        narrow = [n for n in self.stored if n not in full]
-        for node_id in narrow:
-            e.value(node_id)
-        if narrow:
-            with e.block("if thread_x() == 0" + (" and begin == 0:" if p.cluster > 1 else ":")):
-                for node_id in narrow:
-                    e.store(node_id)
+                    e.line(f"{texts[index]} = {texts[index]} + {e.tile_of(target, count)}")
+        self.w.row_outputs(e, self.stored)
 
     def reduce(self, stage: tuple[int, ...]) -> list[tuple[Reducer, Accumulator]]:
         """Reduce this thread's columns of a row."""

@@ -7,7 +7,9 @@ a second launch or after a barrier of all blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from fusedsl.schedulers.base import Workspace
 from fusedsl.schedulers.combine import Accumulator, Reducer
@@ -24,40 +26,44 @@ def share_of_block(e: Emitter, axis: int, per: int) -> tuple[str, str]:
 
 def store_partials(
     e: Emitter,
-    parts: Iterable[tuple[Reducer, tuple[str, ...]]],
+    values: Iterable[tuple[torch.dtype, str]],
     numel: int,
     place: str,
-    limit: str,
-    vector: str,
+    limit: str | None = None,
+    vector: str = "1",
     first: int = 0,
 ) -> tuple[Workspace, ...]:
-    """Store what this block reduced; the buffers it goes to.
+    """Store what this block reduced; the buffers it goes to, one a value.
 
     Args:
-        e: of the first launch.
-        parts: reductions and the texts of their results.
+        e: of the launch.
+        values: dtypes and texts of partial results.
         numel: elements of a buffer.
         place: text of the element.
-        limit: text of the elements there are from ``place`` on.
+        limit: text of the elements there are from ``place`` on; None: as many as are stored.
         vector: text of the elements a thread stores.
         first: number of the first buffer.
     """
     workspaces: list[Workspace] = []
-    for reducer, texts in parts:
-        for dtype, text in zip(reducer.workspace_dtypes(), texts, strict=True):
-            pointer = e.workspace(first + len(workspaces), dtype)
-            workspaces.append(Workspace(dtype, numel))
-            e.line(f"store({pointer}, {place}, {limit}, {text}, 1, 1, {vector})")
+    for dtype, text in values:
+        pointer = e.workspace(first + len(workspaces), dtype)
+        workspaces.append(Workspace(dtype, numel))
+        e.line(f"store({pointer}, {place}, {limit}, {text}, 1, 1, {vector})")
     return tuple(workspaces)
+
+
+def load_partials(
+    e: Emitter, dtypes: Sequence[torch.dtype], place: str, limit: str | None = None, vector: str = "1", first: int = 0
+) -> list[str]:
+    """Texts that read what `store_partials` stored, for the same arguments."""
+    pointers = [e.workspace(first + index, dtype) for index, dtype in enumerate(dtypes)]
+    return [f"load({pointer}, {place}, {limit}, 1, 1, {vector}, 0)" for pointer in pointers]
 
 
 def add_partials(e: Emitter, parts: Iterable[tuple[Reducer, Accumulator]], place: str, first: int = 0) -> None:
     """Merge one element of every buffer, from number ``first`` on, into the accumulators."""
-    index = first
     for reducer, accumulator in parts:
-        texts = []
-        for dtype in reducer.workspace_dtypes():
-            pointer = e.workspace(index, dtype)
-            texts.append(f"load({pointer}, {place}, None, 1, 1, 1, 0)")
-            index += 1
+        dtypes = reducer.workspace_dtypes()
+        texts = load_partials(e, dtypes, place, first=first)
+        first += len(dtypes)
         reducer.step(accumulator, texts[0], texts[-1])

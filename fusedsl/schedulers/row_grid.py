@@ -11,7 +11,8 @@ from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Workspace
 from fusedsl.schedulers.combine import Single, combine_in_block
 from fusedsl.schedulers.emit import Emitter
-from fusedsl.schedulers.partials import add_partials, share_of_block, store_partials
+from fusedsl.schedulers.partials import add_partials, store_partials
+from fusedsl.schedulers.row_split import share_of_row
 from fusedsl.schedulers.row_writer import RowWriter
 
 
@@ -20,11 +21,7 @@ def rows_over_grid(w: RowWriter) -> KernelPlan:
     p = w.params
     e = w.emitter(w.name)
     w.locate_row(e, 1)
-    first = w.space.reduced[0]
-    per = -(-w.space.axes[first].extent // p.grid)
-    if len(w.space.reduced) == 1:
-        per = -(-per // p.tile) * p.tile
-    bounds = share_of_block(e, first, per)
+    bounds = share_of_row(w, e, p.grid)
     workspaces = [Workspace(torch.int32, 1, zeroed=True)]
     for stage in w.reductions.stages:
         items = [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)]
@@ -40,10 +37,10 @@ def rows_over_grid(w: RowWriter) -> KernelPlan:
 def _exchange(w: RowWriter, e: Emitter, items: list[Single], first: int) -> tuple[Workspace, ...]:
     """Merge the partial results of all blocks of a row; the buffers they go through, from number ``first`` on."""
     rows, row = e.integer("rows", w.rows), "row" if w.space.kept else "0"
-    parts = [(item.reducer, tuple(text for _, text in item.values)) for item in items]
+    parts = [part for item in items for part in item.parts]
     with e.block("if thread_x() == 0:"):
         numel, place = w.params.grid * w.rows, f"block_y() * {rows} + {row}"
-        workspaces = store_partials(e, parts, numel, place, "None", "1", first)
+        workspaces = store_partials(e, parts, numel, place, first=first)
     e.line(f"grid_barrier({e.workspace(0, torch.int32)}, 0)")
     sums = [(item.reducer, item.reducer.start("1")) for item in items]
     with e.block(f"for part in range(lane(), {e.integer('parts', w.params.grid)}, 32):"):

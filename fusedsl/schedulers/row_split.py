@@ -18,21 +18,25 @@ def split_rows(w: RowWriter) -> KernelPlan:
     p, split = w.params, w.params.split
     e = w.emitter(f"{w.name}_partial")
     w.locate_row(e, 1)
-    first = w.space.reduced[0]
-    per = -(-w.space.axes[first].extent // split)
-    if len(w.space.reduced) == 1:
-        per = -(-per // p.tile) * p.tile
-    chunks = p.peeled and len(w.space.reduced) == 1
-    bounds = _share_of_chunks(w, e, per) if chunks else share_of_block(e, first, per)
+    bounds = share_of_row(w, e, split)
     stage = w.reductions.stages[0]
     partials = [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)]
     combine_in_block(e, list(partials), w.params.threads, finish=False)
     place = f"block_y() * {e.integer('rows', w.rows)} + {'row' if w.space.kept else '0'}"
-    parts = [(item.reducer, tuple(text for _, text in item.values)) for item in partials]
+    parts = [part for item in partials for part in item.parts]
     with e.block("if thread_x() == 0:"):
-        workspaces = store_partials(e, parts, split * w.rows, place, "None", "1")
+        workspaces = store_partials(e, parts, split * w.rows, place)
     first_launch = e.launch(e.source(p.threads, p.min_blocks), Geometry((w.rows, split, 1), (p.threads, 1, 1)))
     return KernelPlan((first_launch, _finish(w, stage, split)), workspaces)
+
+
+def share_of_row(w: RowWriter, e: Emitter, blocks: int) -> tuple[str, str]:
+    """Texts of where this block's share of a row begins and ends, for so many blocks; whole tiles of a single loop."""
+    first, single = w.space.reduced[0], len(w.space.reduced) == 1
+    per = -(-w.space.axes[first].extent // blocks)
+    if single:
+        per = -(-per // w.params.tile) * w.params.tile
+    return _share_of_chunks(w, e, per) if single and w.params.peeled else share_of_block(e, first, per)
 
 
 def _share_of_chunks(w: RowWriter, e: Emitter, per: int) -> tuple[str, str]:

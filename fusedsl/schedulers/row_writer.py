@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from fusedsl.analysis.reductions import Reductions, find_reductions
@@ -208,9 +208,10 @@ class RowWriter:
         """Whether a value varies along a reduced axis."""
         return any(self.space.strides[node_id][a] for a in self.space.reduced)
 
-    def row_outputs(self, e: Emitter) -> None:
-        """Outputs that have one element a row: the row's first thread stores them."""
-        outputs = [i for i in dict.fromkeys(self.problem.graph.outputs) if not self.is_full(i)]
+    def row_outputs(self, e: Emitter, among: Iterable[int] | None = None) -> None:
+        """Outputs (``among`` these) that have one element a row: the row's first thread stores them."""
+        candidates = self.problem.graph.outputs if among is None else among
+        outputs = [i for i in dict.fromkeys(candidates) if not self.is_full(i)]
         if not outputs:
             return
         for node_id in outputs:
