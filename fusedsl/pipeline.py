@@ -23,13 +23,10 @@ from fusedsl.layouts import distinct_bytes, may_overlap, stored_layouts
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.schedulers import SCHEDULERS
 from fusedsl.schedulers.base import (
-    Argument,
     KernelPlan,
     Layout,
     Problem,
     Refusal,
-    ScalarArgument,
-    TensorArgument,
 )
 from fusedsl.updates import Write, plan_writes
 
@@ -161,7 +158,7 @@ def _segment(part: Subgraph, problem: Problem, choose: Callable[[Subgraph], Choi
     if scheduler is None:
         return Segment("eager", part.graph, part.origin, None, None, rejections, problem)
     params = scheduler.compute_heuristics(problem)
-    plan = renumber(scheduler.schedule(problem, params), part.origin)
+    plan = scheduler.schedule(problem, params).renumbered(part.origin)
     return Segment(scheduler.NAME, part.graph, part.origin, params, plan, rejections, problem)
 
 
@@ -214,15 +211,3 @@ def _choose(problem: Problem) -> Choice:
         elif taken is None:
             taken = scheduler
     return taken, rejections
-
-
-def renumber(plan: KernelPlan, origin: tuple[int, ...]) -> KernelPlan:
-    """Arguments that name nodes of the whole graph."""
-
-    def moved(argument: Argument) -> Argument:
-        if isinstance(argument, (TensorArgument, ScalarArgument)):
-            return attrs.evolve(argument, node=origin[argument.node])
-        return argument
-
-    launches = tuple(attrs.evolve(one, arguments=tuple(moved(a) for a in one.arguments)) for one in plan.launches)
-    return attrs.evolve(plan, launches=launches)

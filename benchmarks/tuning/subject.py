@@ -19,7 +19,7 @@ from fusedsl.executor import bind_program
 from fusedsl.gradients import ForwardInput, ForwardOutput
 from fusedsl.graph.evaluate import evaluate
 from fusedsl.graph.graph import Graph
-from fusedsl.pipeline import Program, plan_graph, renumber
+from fusedsl.pipeline import Program, plan_graph
 from fusedsl.programs import layout_of, properties_of
 from fusedsl.schedulers.base import KernelPlan, Layout, Problem
 
@@ -61,7 +61,7 @@ class Subject:
     def call(self, plan: KernelPlan) -> Callable[[], Sequence[Tensor]]:
         """A call of the graph with this plan of its one segment; it gives the graph's outputs."""
         segment = self.program.segments[0]
-        segment = attrs.evolve(segment, plan=renumber(plan, segment.origin))
+        segment = attrs.evolve(segment, plan=plan.renumbered(segment.origin))
         program = attrs.evolve(self.program, segments=(segment,))
         run = bind_program(program, self.tensors, self.tensors[0].device)
         return lambda: run(self.tensors, ())

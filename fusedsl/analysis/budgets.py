@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 #: The half of a register file that may hold persistent buffers.
@@ -90,6 +90,15 @@ def has_high_bandwidth(device: Device) -> bool:
     cores, clock = _CORES.get(architecture(device), (128, 1.98e9))
     flops = 2 * cores * clock * device.multiprocessors
     return device.copy_bandwidth / _COPY_EFFICIENCY / flops > _HIGH_BANDWIDTH
+
+
+def place_arrays(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Where arrays of these bytes begin in shared memory, one after another and aligned, and the bytes of all."""
+    offset, places = 0, {}
+    for key, size in sizes.items():
+        places[key] = offset
+        offset += align(size)
+    return places, offset
 
 
 def rounded_smem_bytes(numel: int, itemsize: int, threads: Iterable[int] = (MAX_THREADS_PER_BLOCK,)) -> int:

@@ -11,7 +11,7 @@ A scheduler is a module with four functions:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -126,6 +126,23 @@ class Launch:
     geometry: Geometry
     arguments: tuple[Argument, ...]
 
+    def renumbered(self, origin: Sequence[int], buffers: Mapping[int, int] | None = None) -> Launch:
+        """With arguments that name nodes of another graph.
+
+        Args:
+            origin: per node of this launch's graph, the node of the other one.
+            buffers: nodes that are temporary buffers, and which.
+        """
+
+        def renumber(argument: Argument) -> Argument:
+            if isinstance(argument, TensorArgument) and buffers and argument.node in buffers:
+                return WorkspaceArgument(buffers[argument.node])
+            if isinstance(argument, (TensorArgument, ScalarArgument)):
+                return attrs.evolve(argument, node=origin[argument.node])
+            return argument
+
+        return attrs.evolve(self, arguments=tuple(renumber(a) for a in self.arguments))
+
 
 @attrs.frozen
 class KernelPlan:
@@ -133,6 +150,10 @@ class KernelPlan:
 
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
+
+    def renumbered(self, origin: Sequence[int]) -> KernelPlan:
+        """See :meth:`Launch.renumbered`."""
+        return attrs.evolve(self, launches=tuple(launch.renumbered(origin) for launch in self.launches))
 
 
 class Scheduler(Protocol):

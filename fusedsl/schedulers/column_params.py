@@ -6,6 +6,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from fusedsl.analysis.budgets import place_arrays
 from fusedsl.analysis.domains import domain_map
 from fusedsl.analysis.edges import upstream
 from fusedsl.analysis.reductions import find_reductions
@@ -14,9 +15,6 @@ from fusedsl.schedulers.base import Problem
 from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.joint import Joint, find_moments, rounds
 from fusedsl.schedulers.space import IterationSpace
-
-#: Bytes that the parts of inputs in shared memory are aligned to.
-_ALIGNMENT = 128
 
 
 @attrs.frozen
@@ -119,9 +117,6 @@ def part_bytes(problem: Problem) -> int:
 
 def resident_places(space: IterationSpace, params: PersistentColumnParams) -> tuple[dict[int, int], int]:
     """Where in dynamic shared memory every resident input begins, and the bytes of all."""
-    offset, places = 0, {}
-    for node_id in resident_inputs(space) if params.resident else ():
-        places[node_id] = offset
-        size = params.resident * params.columns * space.problem.graph[node_id].tensor.dtype.itemsize
-        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return places, offset
+    graph, elements = space.problem.graph, params.resident * params.columns
+    kept = resident_inputs(space) if params.resident else []
+    return place_arrays({i: elements * graph[i].tensor.dtype.itemsize for i in kept})

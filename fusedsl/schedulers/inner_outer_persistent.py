@@ -23,7 +23,7 @@ from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.halves import Halves, cut
 from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, row_cost, shared_rows_kernel
 from fusedsl.schedulers.names import kernel_name
-from fusedsl.schedulers.outer_sums import finish, moved, packed
+from fusedsl.schedulers.outer_sums import finish, packed
 from fusedsl.schedulers.peel import count_chunks, row_vector
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_writer import RowWriter
@@ -199,7 +199,7 @@ def schedule(problem: Problem, params: InnerOuterParams) -> KernelPlan:
         launch, workspaces = shared_rows_kernel(rows, halves, params.row, blocks, name, NAME)
     else:
         launch, workspaces = _rows_kernel(rows, halves, params.row, blocks, name)
-    launches = [moved(launch, halves.row_origin, {}), *finish(problem, halves, params.outer, blocks, NAME)]
+    launches = [launch.renumbered(halves.row_origin), *finish(problem, halves, params.outer, blocks, NAME)]
     return KernelPlan(tuple(launches), workspaces)
 
 

@@ -28,6 +28,7 @@ import itertools
 
 import attrs
 
+from fusedsl.analysis.budgets import place_arrays
 from fusedsl.analysis.domains import domain_map
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.ops import OPS, Kind
@@ -63,7 +64,6 @@ MAX_ELEMENTS = 48
 COSTLY = 40
 #: Shared memory of a block that is left alone: 1 KiB of the system's.
 RESERVED = 1 << 10
-_ALIGNMENT = 128
 
 
 @attrs.frozen
@@ -163,13 +163,10 @@ def _is_sent(space: IterationSpace) -> bool:
 
 def _layout(space: IterationSpace, row: SharedRows) -> tuple[dict[int, int], int]:
     """Where in dynamic shared memory every copied input begins, and the bytes of all."""
+    graph = space.problem.graph
     kept = _resident(space, row.vector) if row.resident else []
-    offset, places = 0, {}
-    for node_id in (*shared_inputs(space), *kept):
-        places[node_id] = offset
-        slots = 1 if node_id in kept else 2
-        offset += -(-slots * row.part * space.problem.graph[node_id].tensor.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    return places, offset
+    slots = {**dict.fromkeys(shared_inputs(space), 2), **dict.fromkeys(kept, 1)}
+    return place_arrays({i: count * row.part * graph[i].tensor.dtype.itemsize for i, count in slots.items()})
 
 
 def _fits(space: IterationSpace, row: SharedRows, device: DeviceProperties) -> bool:

@@ -7,19 +7,13 @@ own first; problems with equal loops are then put side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import attrs
 
 from fusedsl.graph.graph import Graph, Node
 from fusedsl.schedulers.base import (
-    Argument,
     Launch,
     Layout,
     Problem,
-    ScalarArgument,
-    TensorArgument,
-    WorkspaceArgument,
     extent_size,
 )
 from fusedsl.schedulers.columns import ColumnParams, column_kernels
@@ -41,19 +35,6 @@ def packed(problem: Problem, node_id: int) -> Layout:
     return Layout(shape, tuple(strides))
 
 
-def moved(launch: Launch, origin: Sequence[int], partials: Mapping[int, int]) -> Launch:
-    """A launch whose arguments name nodes of the segment; ``partials``: nodes that are buffers, and which."""
-
-    def place(argument: Argument) -> Argument:
-        if isinstance(argument, TensorArgument) and argument.node in partials:
-            return WorkspaceArgument(partials[argument.node])
-        if isinstance(argument, (TensorArgument, ScalarArgument)):
-            return attrs.evolve(argument, node=origin[argument.node])
-        return argument
-
-    return attrs.evolve(launch, arguments=tuple(place(a) for a in launch.arguments))
-
-
 def finish(problem: Problem, halves: Halves, params: ColumnParams, parts: int, scheduler: str) -> list[Launch]:
     """The launches that add ``parts`` partial results of every sum, buffer i for sum i."""
     groups: dict[tuple[Axis, ...], list[list[int]]] = {}
@@ -70,7 +51,7 @@ def finish(problem: Problem, halves: Halves, params: ColumnParams, parts: int, s
         name = kernel_name(space.problem.graph, "sum" if len(members) == 1 else "sums")
         plan = column_kernels(space.problem, params, name, scheduler, space)
         partials = dict(zip(firsts, members, strict=True))
-        launches += [moved(launch, origin, partials) for launch in plan.launches]
+        launches += [launch.renumbered(origin, partials) for launch in plan.launches]
     return launches
 
 

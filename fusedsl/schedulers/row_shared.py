@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from fusedsl.analysis.budgets import place_arrays
 from fusedsl.schedulers.combine import prepare_cluster
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter
@@ -27,12 +28,9 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
         share = e.integer("share", part)
         e.line(f"begin = {'head + ' if p.peeled else ''}cluster_rank() * {share}")
         e.line(f"end = min(begin + {share}, {w.end(e)})")
-    offset = 0
-    copies = []
-    for node_id in shared_inputs(w.space):
-        dtype = e.graph[node_id].tensor.dtype
-        copies.append((node_id, offset // dtype.itemsize))
-        offset += -(-part * dtype.itemsize // 128) * 128
+    sizes = {node_id: e.graph[node_id].tensor.dtype.itemsize for node_id in shared_inputs(w.space)}
+    places, smem_bytes = place_arrays({node_id: part * size for node_id, size in sizes.items()})
+    copies = [(node_id, place // sizes[node_id]) for node_id, place in places.items()]
     names = {}
     for node_id, _ in copies:
         names[node_id] = e.fresh(f"{e.graph[node_id].name}_smem")
@@ -52,7 +50,7 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
     e.line("async_wait(0)")
     for node_id, base in copies:
         e.reader[node_id] = functools.partial(_read, w, e, node_id, names[node_id], base)
-    return offset
+    return smem_bytes
 
 
 def _hold_edges(w: RowWriter, e: Emitter, inputs: list[int]) -> None:
