@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -82,12 +83,8 @@ def cases_to_data(cases: Sequence[Case]) -> list[dict[str, object]]:
 
 def write_chart(path: Path, title: str, cases: Sequence[Case], peers: Sequence[str], copy_gbps: float) -> bool:
     """Bars of GB/s, one panel an operation, the copy rate as a line; False where matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
+    pyplot = load_pyplot()
+    if pyplot is None:
         return False
     operations = list(dict.fromkeys(case.operation for case in cases))
     figure, axes = pyplot.subplots(len(operations), 1, figsize=(11, 3.2 * len(operations)), squeeze=False)
@@ -104,9 +101,26 @@ def write_chart(path: Path, title: str, cases: Sequence[Case], peers: Sequence[s
         axis.set_ylabel("GB/s")
         axis.set_title(operation)
     axes[0, 0].legend(ncols=len(peers) + 1, fontsize="small", loc="lower right")
+    save_figure(pyplot, figure, path, title)
+    return True
+
+
+def load_pyplot() -> Any | None:
+    """matplotlib's pyplot, drawing to files; None where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return None
+    return pyplot
+
+
+def save_figure(pyplot: Any, figure: Any, path: Path, title: str) -> None:
+    """Write a finished picture to a file and forget it."""
     figure.suptitle(title)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-    return True

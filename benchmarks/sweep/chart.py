@@ -6,19 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.report import load_pyplot, save_figure
 from benchmarks.sweep.verdict import Point
 
 
 def write_chart(path: Path, title: str, points: Sequence[Point]) -> bool:
     """Write the picture; False where matplotlib is missing or there is nothing to show."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return False
-    if not points:
+    pyplot = load_pyplot()
+    if pyplot is None or not points:
         return False
     operations = list(dict.fromkeys(p.operation for p in points))
     dtypes = list(dict.fromkeys(p.dtype for p in points))
@@ -39,9 +34,5 @@ def write_chart(path: Path, title: str, points: Sequence[Point]) -> bool:
             axis.set_ylabel("GB/s")
     axes[-1, 0].set_xlabel("elements of a row")
     axes[0, 0].legend(fontsize="x-small", ncols=2)
-    figure.suptitle(title)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_figure(pyplot, figure, path, title)
     return True

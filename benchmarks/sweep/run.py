@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
@@ -44,9 +45,7 @@ def operands(operation: Operation, shape: Shape, numbers: Tensor) -> tuple[Tenso
     found, begin = [], 0
     for kind in operation.arguments:
         sizes = KINDS[kind].shape(shape)
-        count = 1
-        for extent in sizes:
-            count *= extent
+        count = math.prod(sizes)
         if len(sizes) == 2:
             found.append(numbers[:count].view(sizes))
         else:

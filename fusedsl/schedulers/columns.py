@@ -50,13 +50,31 @@ def column_kernels(
 
     ``space`` is given where the graph does not tell that its reductions have the same loops.
     """
-    writer = ColumnWriter(problem, params, name, scheduler, space)
+    writer = _ColumnWriter(problem, params, name, scheduler, space)
     if params.split == 1:
         return KernelPlan((writer.whole(),))
     return writer.split()
 
 
-class ColumnWriter:
+def count_column_blocks(space: IterationSpace, columns: int) -> int:
+    """Blocks of so many columns that cover all, over all outer kept loops."""
+    return -(-space.axes[-1].extent // columns) * space.size(space.kept[:-1])
+
+
+def locate_column_block(e: Emitter, columns: int) -> str:
+    """Text of which of the blocks along the columns this is, and its index on the outer kept loops."""
+    e.constant("COLUMNS", columns)
+    outer = e.space.kept[:-1]
+    if not outer:
+        return "block_x()"
+    count = e.integer("column_blocks", -(-e.space.axes[-1].extent // columns))
+    e.line(f"block = umod(block_x(), {count})")
+    e.line(f"outer = udiv(block_x(), {count})")
+    e.locate(outer, "outer")
+    return "block"
+
+
+class _ColumnWriter:
     """Writes the kernels of a column problem for given parameters."""
 
     def __init__(
@@ -79,18 +97,11 @@ class ColumnWriter:
 
     def blocks(self) -> int:
         """Blocks along the columns, over all outer kept loops."""
-        return -(-self.space.axes[self.last].extent // self.params.columns) * self.space.size(self.outer)
+        return count_column_blocks(self.space, self.params.columns)
 
     def locate_column(self, e: Emitter) -> None:
         """The thread's first column and its index on the outer kept loops."""
-        columns = e.constant("COLUMNS", self.params.columns)
-        block = "block_x()"
-        if self.outer:
-            count = e.integer("column_blocks", -(-self.space.axes[self.last].extent // self.params.columns))
-            e.line(f"block = umod(block_x(), {count})")
-            e.line(f"outer = udiv(block_x(), {count})")
-            e.locate(self.outer, "outer")
-            block = "block"
+        block, columns = locate_column_block(e, self.params.columns), e.constant("COLUMNS", self.params.columns)
         vector = e.constant("VECTOR", self.params.vector)
         e.line(f"col = {block} * {columns} + thread_x()" + (f" * {vector}" if self.params.vector > 1 else ""))
         e.index[self.last] = "col"
@@ -199,7 +210,7 @@ class ColumnWriter:
         threads = 32
         lines = 8
         shape = attrs.evolve(p, threads=threads, lines=lines, vector=1, batch=1, exact=False)
-        writer = ColumnWriter(self.problem, shape, self.name, "", self.space)
+        writer = _ColumnWriter(self.problem, shape, self.name, "", self.space)
         writer.header = self.header
         e = writer.emitter(f"{self.name}_finish")
         writer.locate_column(e)

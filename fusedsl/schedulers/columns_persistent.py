@@ -29,6 +29,7 @@ from fusedsl.schedulers.column_params import (
     row_outputs,
 )
 from fusedsl.schedulers.column_parts import ColumnPart, Moments, Single
+from fusedsl.schedulers.columns import count_column_blocks, locate_column_block
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint, rounds
 from fusedsl.schedulers.partials import load_partials, store_partials
@@ -68,9 +69,8 @@ class _Writer:
             self.reduce([Moments(e, x) if isinstance(x, Joint) else Single(e, x) for x in entries])
         self.store_rows()
         self.store_columns()
-        blocks = -(-self.space.axes[self.column].extent // p.columns) * self.space.size(self.outer)
         geometry = Geometry(
-            (blocks, p.blocks, 1),
+            (count_column_blocks(self.space, p.columns), p.blocks, 1),
             (p.threads, p.lines, 1),
             dynamic_smem_bytes=resident_places(self.space, p)[1],
             cooperative=p.blocks > 1,
@@ -83,13 +83,7 @@ class _Writer:
     def locate(self) -> None:
         """The thread's first column, the block's rows, and the first of them that is not resident."""
         e, p = self.e, self.params
-        columns, block = e.constant("COLUMNS", p.columns), "block_x()"
-        if self.outer:
-            count = e.integer("column_blocks", -(-self.space.axes[self.column].extent // p.columns))
-            e.line(f"block = umod(block_x(), {count})")
-            e.line(f"outer = udiv(block_x(), {count})")
-            e.locate(self.outer, "outer")
-            block = "block"
+        block, columns = locate_column_block(e, p.columns), e.constant("COLUMNS", p.columns)
         e.line(f"slot = thread_x() * {e.constant('VECTOR', p.vector)}" if p.vector > 1 else "slot = thread_x()")
         e.line(f"col = {block} * {columns} + slot")
         e.index[self.column] = "col"

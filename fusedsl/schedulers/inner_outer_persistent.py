@@ -15,11 +15,12 @@ from fusedsl.analysis.patterns import check_inner_outer
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.kernel import Geometry
+from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem, Refusal, Workspace
 from fusedsl.schedulers.checks import check_ops, check_self_mapping
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.combine import Reducer, Single, combine_in_block
-from fusedsl.schedulers.emit import Emitter, Variable
+from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves, cut
 from fusedsl.schedulers.inner_outer_shared import SharedRows, fit_shared, row_cost, shared_rows_kernel
 from fusedsl.schedulers.names import kernel_name
@@ -277,19 +278,18 @@ def _load_now(w: RowWriter, e: Emitter) -> None:
             e.prefetch(node_id)
 
 
-def _first_row(w: RowWriter, e: Emitter, rows: str) -> dict[int, Variable]:
+def _first_row(w: RowWriter, e: Emitter, rows: str) -> Ahead:
     """Load the block's first row: the variables of its inputs."""
     last = len(w.space.axes) - 1
     inputs = [i for i in e.graph.inputs if any(w.space.strides[i][:last]) and e.graph.users()[i]]
     with e.block():
         e.locate(w.space.kept, f"min(block_x(), {rows} - 1)")
-        return {node_id: _load_ahead(e, node_id, None) for node_id in inputs}
+        return load_ahead(e, inputs)
 
 
-def _next_row(w: RowWriter, e: Emitter, ahead: dict[int, Variable], rows: str) -> None:
+def _next_row(w: RowWriter, e: Emitter, ahead: Ahead, rows: str) -> None:
     """Take the row that was loaded and load the block's next one, if there is one."""
-    for node_id, raw in ahead.items():
-        e.loaded(node_id, _taken(e, node_id, raw))
+    take_ahead(e, ahead)
     e.line("ahead = row + grid_x()")
     e.line(f"more = ahead < {rows}")
     e.line("ahead = ahead if more else row")
@@ -297,30 +297,8 @@ def _next_row(w: RowWriter, e: Emitter, ahead: dict[int, Variable], rows: str) -
     with e.block():
         e.locate(w.space.kept, "ahead")
         limit, e.limit = e.limit, "room"
-        for node_id, raw in ahead.items():
-            _load_ahead(e, node_id, raw)
+        load_ahead(e, ahead, ahead)
         e.limit = limit
-
-
-def _load_ahead(e: Emitter, node_id: int, into: Variable | None) -> Variable:
-    """Load a row's input to a variable that the next turn of the loop takes."""
-    batch, vector = e.varies(node_id)
-    text = e.load_text(node_id, e.pointer(node_id), e.offset(node_id), batch, vector)
-    found = into or Variable(e.fresh(f"{e.graph[node_id].name}_next"), batch, vector)
-    e.line(f"{found.text} = {text}")
-    return found
-
-
-def _taken(e: Emitter, node_id: int, raw: Variable) -> Variable:
-    """What was loaded ahead; values that need no conversion get a variable of their own, for ``raw`` is set anew."""
-    dtype = e.graph[node_id].tensor.dtype
-    if compute_dtype(dtype) != dtype:
-        e.loaded(node_id, raw)
-        e.value(node_id)
-        return raw
-    name = e.fresh(e.graph[node_id].name)
-    e.line(f"{name} = {raw.text}")
-    return attrs.evolve(raw, text=name)
 
 
 def _one_row(w: RowWriter, e: Emitter, stored: tuple[int, ...], turn: str | None) -> None:

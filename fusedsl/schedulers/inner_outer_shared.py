@@ -35,6 +35,7 @@ from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import compute_dtype
 from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
+from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import Launch, Problem, Workspace
 from fusedsl.schedulers.combine import (
     SPELLINGS,
@@ -46,7 +47,7 @@ from fusedsl.schedulers.combine import (
     combine_in_cluster,
     prepare_cluster,
 )
-from fusedsl.schedulers.emit import Emitter, Variable
+from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves
 from fusedsl.schedulers.row_params import RowParams, shared_inputs
 from fusedsl.schedulers.row_writer import RowWriter
@@ -228,11 +229,7 @@ class _Kernel:
             with e.block(f"if ahead < {rows}:"):
                 self.copy(list(self.rows), "ahead", f"(1 - turn) * {e.constant('PART', p.part)}")
             e.line("async_commit()")
-            for node_id, raw in scalars.items():
-                taken = e.fresh(self.graph[node_id].name)
-                e.line(f"{taken} = {raw.text}")
-                e.loaded(node_id, Variable(taken))
-                e.value(node_id)
+            take_ahead(e, scalars)
             with e.block():
                 self.load_scalars(scalars, f"ahead if ahead < {rows} else row")
             e.line("async_wait(1)")
@@ -287,23 +284,18 @@ class _Kernel:
                     array = self.arrays[node_id]
                     e.line(f"async_copy({array}, {at}, {source}, {e.limit}, {batch}, {step}, {vector})")
 
-    def load_scalars(self, into: dict[int, Variable] | None, row: str) -> dict[int, Variable]:
+    def load_scalars(self, into: Ahead | None, row: str) -> Ahead:
         """Load what a row has one of, to variables that the next turn of the loop takes."""
         e, strides = self.e, self.space.strides
         inputs = [i for i in self.graph.inputs if any(strides[i]) and not strides[i][self.last] and e.graph.users()[i]]
         if not inputs:
             return {}
-        found = {}
         if into is not None:
             e.line(f"following = {row}")
             row = "following"
         with e.block():
             e.locate(self.space.kept, row)
-            for node_id in inputs:
-                text = e.load_text(node_id, e.pointer(node_id), e.offset(node_id), False, False)
-                found[node_id] = into[node_id] if into else Variable(e.fresh(f"{self.graph[node_id].name}_next"))
-                e.line(f"{found[node_id].text} = {text}")
-        return found
+            return load_ahead(e, inputs, into)
 
     def one_row(self, sums: list[list[str]]) -> None:
         """Reduce a row, store its results, and add to the outer sums."""

@@ -21,6 +21,7 @@ from fusedsl.schedulers.column_params import (
     passes,
     resident_inputs,
 )
+from fusedsl.schedulers.columns import count_column_blocks
 from fusedsl.schedulers.columns_persistent import persistent_column_kernel
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_least, vector_width
@@ -66,14 +67,14 @@ def compute_heuristics(problem: Problem) -> PersistentColumnParams:
     batch = min(BATCH, held // vector, pow2_at_least(rows))
     chunks = -(-columns // vector)
     deep = pow2_at_least(-(-rows // batch))
+    item = max((problem.graph[i].tensor.dtype.itemsize for i in resident_inputs(space)), default=1)
     best: tuple[tuple[int, int], PersistentColumnParams] | None = None
     for wide in (32, 16, 8):
         threads = min(max(wide, THREADS // deep), pow2_at_least(chunks))
         lines = min(THREADS // threads, deep, _most_lines(space, threads * vector))
         found = PersistentColumnParams(threads, lines, vector, batch, exact=chunks % threads == 0)
         found = attrs.evolve(found, blocks=_blocks(space, found))
-        used = min(_column_blocks(space, found) * found.blocks, problem.device.multiprocessors)
-        item = max((problem.graph[i].tensor.dtype.itemsize for i in resident_inputs(space)), default=1)
+        used = min(count_column_blocks(space, found.columns) * found.blocks, problem.device.multiprocessors)
         if best is None or (threads * vector * item >= ROW_BYTES and (used, threads) > best[0]):
             best = (used, threads), found
     assert best is not None
@@ -91,13 +92,6 @@ def _elements(space: IterationSpace) -> int:
     return 1 << (max(held, 1).bit_length() - 1)
 
 
-def _column_blocks(space: IterationSpace, params: PersistentColumnParams) -> int:
-    """Blocks along the columns, over all outer kept loops."""
-    last = len(space.axes) - 1
-    outer = tuple(a for a in space.kept if a != last)
-    return -(-space.axes[last].extent // params.columns) * space.size(outer)
-
-
 def _blocks(space: IterationSpace, params: PersistentColumnParams) -> int:
     """Blocks that share a column: as many as are resident at once and have some rows each."""
     rows = space.axes[space.reduced[0]].extent
@@ -105,7 +99,7 @@ def _blocks(space: IterationSpace, params: PersistentColumnParams) -> int:
     row_bytes = sum(graph[i].tensor.dtype.itemsize for i in resident_inputs(space))
     if rows * space.size(space.kept) * row_bytes < SMALL_BYTES:
         return 1
-    blocks = space.problem.device.multiprocessors // _column_blocks(space, params)
+    blocks = space.problem.device.multiprocessors // count_column_blocks(space, params.columns)
     blocks = max(min(blocks, rows // params.chunk), 1)
     return -(-rows // -(-rows // blocks))
 
