@@ -38,7 +38,7 @@ def packed(problem: Problem, node_id: int) -> Layout:
 def finish(problem: Problem, halves: Halves, params: ColumnParams, parts: int, scheduler: str) -> list[Launch]:
     """The launches that add ``parts`` partial results of every sum, buffer i for sum i."""
     groups: dict[tuple[Axis, ...], list[list[int]]] = {}
-    spaces = [iteration_space(_problem(problem, outer, parts)) for outer in halves.sums]
+    spaces = [_parts_first(iteration_space(_problem(problem, outer, parts))) for outer in halves.sums]
     for index, space in enumerate(spaces):
         alike = groups.setdefault(tuple(attrs.evolve(axis, classes=()) for axis in space.axes), [[]])
         if len(alike[-1]) == MAX_SUMS:
@@ -62,6 +62,13 @@ def _problem(problem: Problem, outer: OuterSum, parts: int) -> Problem:
     first = result.strides[0] * result.shape[0] if result.shape else 1
     layouts[0] = Layout((parts, *result.shape), (first, *result.strides))
     return attrs.evolve(problem, graph=outer.graph, layouts=layouts)
+
+
+def _parts_first(space: IterationSpace) -> IterationSpace:
+    """The loop over parts outermost, also where it is one of a single part, which stands innermost otherwise."""
+    order = sorted(range(len(space.axes)), key=lambda axis: not space.axes[axis].reduced)
+    strides = {node_id: tuple(along[axis] for axis in order) for node_id, along in space.strides.items()}
+    return attrs.evolve(space, axes=tuple(space.axes[axis] for axis in order), strides=strides)
 
 
 def _side_by_side(spaces: list[IterationSpace]) -> tuple[IterationSpace, list[int]]:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
 
 import fusedsl
-from fusedsl.schedulers import outer_sums
+from fusedsl.schedulers import inner_outer_persistent, outer_sums
 from tests.tolerance import assert_within
 
 
@@ -56,6 +57,29 @@ def test_gradients_of_norms(device, rows, columns, dtype):
             assert_within(one, its_eager, its_truth)
         again = gradients(function, arguments, grad)
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("columns", [24, 100, 520])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_walks_over_rows(device, dtype, columns, blocks, monkeypatch):
+    """Each row is loaded while the one before is reduced; partial results lie in two places in turns."""
+    chosen = inner_outer_persistent.compute_heuristics
+    monkeypatch.setattr(
+        inner_outer_persistent, "compute_heuristics", lambda problem: attrs.evolve(chosen(problem), blocks=blocks)
+    )
+    x, grad = torch.randn(2, 17, columns, device=device).to(dtype)
+    weight, bias = torch.randn(2, columns, device=device).to(dtype)
+    for plain, arguments in ((layer_norm, (x, weight, bias)), (rms_norm, (x, weight))):
+        function = fusedsl.fuse(plain.__wrapped__)
+        wanted = [a.clone().requires_grad_() for a in arguments]
+        (segment,) = function.explain(*wanted, backward=True).backward.segments
+        assert segment.plan.launches[0].geometry.grid[0] == blocks
+        found = gradients(function, arguments, grad)
+        eager = gradients(function.reference, arguments, grad)
+        truth = gradients(function.reference, [a.double() for a in arguments], grad.double())
+        for one, its_eager, its_truth in zip(found, eager, truth, strict=True):
+            assert_within(one, its_eager, its_truth)
 
 
 def test_leading_dims_are_rows(device):

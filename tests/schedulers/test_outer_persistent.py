@@ -125,6 +125,22 @@ def test_moments_of_hard_columns(form: str, device: str, forced) -> None:
         assert_within(one, its_eager, its_truth)
 
 
+def centred_integers(x):
+    mean = x.sum(0) / x.shape[0]
+    offset = x - mean
+    return offset, (offset * offset).sum(0)
+
+
+def test_integers_are_summed_as_integers(device: str, forced) -> None:
+    """Their sum is exact and not taken together with the squares: int64 has no mean."""
+    forced(FORMS["blocks, partly resident"])
+    x = torch.randint(-1000, 1000, (45, 20)).to(device)
+    fused = fusedsl.fuse(centred_integers)
+    assert [s.scheduler for s in fused.explain(x).segments] == ["outer_persistent"]
+    for one, expected in zip(fused(x), centred_integers(x), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-4)
+
+
 def test_an_infinite_element_makes_the_mean_infinite(device: str, forced) -> None:
     forced(FORMS["blocks, partly resident"])
     x = torch.randn(45, 20)
