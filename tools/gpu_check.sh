@@ -44,7 +44,7 @@ for part in "$@"; do
     perf) paths=(tests) workers=() flags=(--perf -m "gpu and perf") ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
   esac
-  timeout -k 10 $left "$python" -m pytest -q --tb=short -p no:cacheprovider -m gpu -rfE \
+  timeout -k 10 $left "$python" -m pytest -q --tb=short -p no:cacheprovider -p no:benchmark -m gpu -rfE \
     "${workers[@]}" "${flags[@]}" "${paths[@]}" >"$log" 2>&1
   status=$?
   [ $status -eq 5 ] && status=0 # nothing to run in this part

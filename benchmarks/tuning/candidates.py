@@ -154,7 +154,7 @@ def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> 
     return list(dict.fromkeys([base, *found]))
 
 
-#: Cache hints to try on the heuristic's choice: label, spelling, other spelling.
+#: Cache hints, and another cluster barrier, to try on the heuristic's choice: label, spelling, other spelling.
 HINTS = (
     ("plain loads", " load_stream(", " load("),
     ("plain loads", "(load_stream(", "(load("),
@@ -162,6 +162,7 @@ HINTS = (
     ("plain stores", "store_stream(", "store("),
     ("plain stores", "store_strided_stream(", "store_strided("),
     ("streamed stores", " store(", " store_stream("),
+    ("ordering barrier", "cluster_arrive_relaxed()", "cluster_arrive()"),
 )
 
 

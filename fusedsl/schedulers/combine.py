@@ -352,7 +352,7 @@ def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int) -> 
         e.line("mbarrier_fence()")
         for index, size in enumerate(rounds):
             e.line(f"mbarrier_expect(arrived, {index}, {size * warps * cluster})")
-    e.line("cluster_arrive()")
+    e.line("cluster_arrive_relaxed()")
 
 
 def combine_in_cluster(

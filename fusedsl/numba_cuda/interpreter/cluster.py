@@ -64,21 +64,39 @@ def _barrier_of(block: Block) -> ClusterBarrier:
 
 def cluster_arrive() -> None:
     """First half of the cluster barrier."""
+    barrier = _next_arrival("cluster_arrive")
+    barrier.gathered = merge(barrier.gathered, order_of(current_thread()).known)
+    _count_arrival(barrier)
+
+
+def cluster_arrive_relaxed() -> None:
+    """First half of the cluster barrier, ordering only fenced mbarriers."""
+    barrier = _next_arrival("cluster_arrive_relaxed")
+    order = order_of(current_thread())
+    order.relaxed.add(order.arrivals - 1)
+    _count_arrival(barrier)
+
+
+def _next_arrival(what: str) -> ClusterBarrier:
     thread = current_thread()
     order = order_of(thread)
-    barrier = _barrier_of(thread.block)
     if order.arrivals != order.waits:
-        raise BarrierMisuse("cluster_arrive twice", expected="cluster_wait in between")
+        raise BarrierMisuse(f"{what} twice", expected="cluster_wait in between")
     order.arrivals += 1
+    return _barrier_of(thread.block)
+
+
+def _count_arrival(barrier: ClusterBarrier) -> None:
+    """One thread has arrived; the last one lets all go on."""
+    block = current_thread().block
     barrier.arrived += 1
-    barrier.gathered = merge(barrier.gathered, order.known)
     if barrier.arrived < barrier.size:
         return
     barrier.generation += 1
     barrier.arrived = 0
-    barrier.published = merge(barrier.gathered, {("cluster", thread.block.cluster): barrier.generation})
+    barrier.published = merge(barrier.gathered, {("cluster", block.cluster): barrier.generation})
     barrier.gathered = {}
-    thread.block.scheduler.ready.extend(barrier.waiting)
+    block.scheduler.ready.extend(barrier.waiting)
     barrier.waiting = []
 
 

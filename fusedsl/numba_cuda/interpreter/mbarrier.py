@@ -117,7 +117,8 @@ class MBarriers:
     def usable(self, i: int, *, by_copies: bool = False) -> MBarrier:
         """mbarrier i, which must be initialised before whatever this thread does now."""
         thread, barrier = current_thread(), self.at(i)
-        if barrier.initialised is None or not barrier.initialised.is_before(thread):
+        made = barrier.initialised
+        if made is None or not (made.is_before_arrivals(thread) if barrier.is_fenced else made.is_before(thread)):
             raise BarrierMisuse(
                 f"{barrier.name} is used with nothing that orders this after its mbarrier_init",
                 hint="one thread initialises, then barrier() or the cluster barrier",

@@ -38,8 +38,8 @@ _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
     (shared, "shared dynamic_shared shared_load shared_store shared_load_tile shared_store_tile barrier warp_barrier"),
     (async_copy, "async_copy async_commit async_wait bulk_load bulk_store bulk_commit bulk_wait async_fence"),
     (mbarrier, "mbarriers mbarrier_init mbarrier_fence mbarrier_arrive mbarrier_expect mbarrier_wait"),
-    (cluster, "cluster_rank cluster_size cluster_arrive cluster_wait remote_store remote_load remote_store_async"),
-    (cluster, "named_barrier grid_barrier"),
+    (cluster, "cluster_rank cluster_size cluster_arrive cluster_arrive_relaxed cluster_wait"),
+    (cluster, "remote_store remote_load remote_store_async named_barrier grid_barrier"),
 )
 
 #: Kernel-language name -> what the interpreter runs.

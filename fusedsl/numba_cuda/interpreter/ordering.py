@@ -34,19 +34,21 @@ class Order:
         known: what it has acquired; replaced, never changed.
         fenced: clock of its last `async_fence`.
         arrivals: of its own at the cluster barrier.
+        relaxed: which of them order nothing but fenced mbarriers.
         waits: of its own there.
         unfenced: mbarriers it has initialised and not fenced.
         copies: its ``cp.async`` groups, the open one last.
         stores: its bulk-store groups, the open one last.
     """
 
-    __slots__ = ("arrivals", "clock", "copies", "fenced", "known", "stores", "unfenced", "waits")
+    __slots__ = ("arrivals", "clock", "copies", "fenced", "known", "relaxed", "stores", "unfenced", "waits")
 
     def __init__(self) -> None:
         self.clock = 0
         self.known = _NOTHING
         self.fenced = -1
         self.arrivals = 0
+        self.relaxed: set[int] = set()
         self.waits = 0
         self.unfenced: list[Any] = []
         self.copies: list[list[tuple[Copy, Callable[[], None]]]] = [[]]
@@ -100,8 +102,20 @@ class Event:
             known.get(("thread", number, mine.linear), -1) >= self._clock
             or known.get(("block", number), -1) > self._epoch
             or known.get(("lanes" if self._is_read else "warp", number, warp), -1) > self._warp_epoch
-            or known.get(("cluster", block.cluster), 0) > self._arrivals
+            or known.get(("cluster", block.cluster), 0) > self._released()
         )
+
+    def is_before_arrivals(self, thread: Thread) -> bool:
+        """`is_before`, or before an arrival at the cluster barrier of whatever kind that the thread has waited for."""
+        block = self.thread.block
+        return self.is_before(thread) or order_of(thread).known.get(("cluster", block.cluster), 0) > self._arrivals
+
+    def _released(self) -> int:
+        """The first arrival at the cluster barrier that orders this."""
+        arrival, relaxed = self._arrivals, order_of(self.thread).relaxed
+        while arrival in relaxed:
+            arrival += 1
+        return arrival
 
     def is_fenced(self) -> bool:
         """Whether its thread has run `async_fence` since."""

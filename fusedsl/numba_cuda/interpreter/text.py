@@ -16,7 +16,7 @@ import attrs
 
 from fusedsl.graph.span import SourceSpan
 
-_ASYNCHRONOUS = re.compile(r"\b(async_\w+|mbarrier\w+|cluster_arrive|cluster_wait|remote_\w+|bulk_\w+|named_barrier)\(")
+_ASYNCHRONOUS = re.compile(r"\b(async_\w+|mbarrier\w+|cluster_\w+|remote_\w+|bulk_\w+|named_barrier)\(")
 
 
 @attrs.frozen(slots=False, eq=False)

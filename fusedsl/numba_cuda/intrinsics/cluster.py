@@ -54,6 +54,13 @@ def cluster_arrive() -> Typed:
 
 
 @kernel_function
+def cluster_arrive_relaxed() -> Typed:
+    """`cluster_arrive` that orders nothing but fenced `mbarrier_init` (``barrier.cluster.arrive.relaxed.aligned``): the
+    other one waits until all the thread's loads and stores are over."""
+    return types.none, statement("barrier.cluster.arrive.relaxed.aligned;", convergent=True)
+
+
+@kernel_function
 def cluster_wait() -> Typed:
     """Second half of the cluster barrier: wait until all threads of the cluster have arrived
     (``barrier.cluster.wait.acquire.aligned``)."""
@@ -133,6 +140,7 @@ FUNCTIONS: tuple[KernelFunction, ...] = (
     cluster_rank,
     cluster_size,
     cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_wait,
     remote_store,
     remote_load,
