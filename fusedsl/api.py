@@ -26,7 +26,11 @@ from fusedsl.numba_cuda.kernel import CompiledKernel
 from fusedsl.numba_cuda.warm_up import warm_up_in_background
 from fusedsl.options import Options, make_options
 
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+
+def _is_exporting() -> bool:
+    """``torch.compiler.is_exporting``, which Dynamo of torch 2.11 takes to be True in ``torch.compile`` as well."""
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -174,19 +178,27 @@ class BoundFusedFunction:
     """A fused function bound to an instance: every way to call or look into it has ``self`` as its first argument."""
 
     def __init__(self, function: FusedFunction[..., Any], instance: Any) -> None:
-        self.__func__ = function
-        self.__self__ = instance
+        self._bound = function, instance  # apart, the function is a descriptor to Dynamo
         self.__doc__ = function.__doc__
+
+    @property
+    def __func__(self) -> FusedFunction[..., Any]:
+        return self._bound[0]
+
+    @property
+    def __self__(self) -> Any:
+        return self._bound[1]
 
     @property
     def __wrapped__(self) -> types.MethodType:
         return types.MethodType(self.__func__.__wrapped__, self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        function, instance = self._bound
+        return function(instance, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__func__", "__self__"):  # not there yet: some tool looks at the object while it is being made
+        if name == "_bound":  # not there yet: some tool looks at the object while it is being made
             raise AttributeError(name)
         found = getattr(self.__func__, name)
         if name in ("reference", "graph", "backward_graph", "source", "explain", "compile"):
@@ -199,13 +211,13 @@ class BoundFusedFunction:
         return self.__func__ is other.__func__ and self.__self__ is other.__self__
 
     def __hash__(self) -> int:
-        return hash((id(self.__dict__.get("__func__")), id(self.__dict__.get("__self__"))))
+        return hash(tuple(map(id, self.__dict__.get("_bound", ()))))
 
     def __repr__(self) -> str:
         return f"<bound {self.__func__!r} of {self.__self__!r}>"
 
     def __reduce__(self) -> Any:
-        return getattr, (self.__self__, self.__func__.__name__)  # type: ignore[attr-defined]
+        return getattr, (self.__self__, self.__func__.__name__)
 
 
 def _find(module: str, qualified_name: str) -> Any:

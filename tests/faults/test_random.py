@@ -100,6 +100,7 @@ def test_the_mask_is_torchs_own(shape: tuple[int, ...], dtype: torch.dtype) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_captured_graph_is_refused() -> None:
     x = torch.ones(8, device="cuda")
     dropped(x)
