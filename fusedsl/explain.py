@@ -99,7 +99,7 @@ def _kept_in(params: RowParams) -> str:
     blocks = "" if params.cluster == 1 else f" of {params.cluster} blocks"
     match params.storage:
         case "register":
-            return f"the row stays in registers{blocks} as computed"
+            return f"the row stays in registers{blocks} as {'loaded' if params.again else 'computed'}"
         case "shared":
             return f"arguments stay in shared memory{blocks}, all else is computed again"
         case _:

@@ -20,31 +20,33 @@ from fusedsl.schedulers.row_params import RowParams
 
 
 def row_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
-    """Rows in registers: block sizes, clusters, rows a block, what is loaded early."""
-    for threads, cluster in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8, 16)):
+    """Rows in registers: 16 to 64 elements a thread, clusters, rows a block, what is loaded early or computed again."""
+    for threads, cluster in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8)):
         batch, rest = divmod(columns, threads * cluster * base.vector)
-        if rest or not 8 <= batch * base.vector <= 128 or (cluster > 1 and (columns < 16384 or threads < 128)):
+        elements = batch * base.vector
+        if rest or not 16 <= elements <= 64 or (cluster > 1 and (columns < 16384 or threads < 256)):
             continue
-        many = batch * base.vector > 32
-        if columns >= 65536 and not 32 <= batch * base.vector <= 64:
+        if threads * cluster > 2 * 256 * max(columns // 8192, 1):
             continue
-        for rows, prefetch in itertools.product((1, 2), (True,) if many else (True, False)):
-            if rows == 1 or threads * rows <= 128:
-                yield RowParams(threads, rows, base.vector, batch, "register", True, prefetch, cluster=cluster)
+        for again, prefetch in itertools.product((False, True), repeat=2):
+            if (again or prefetch) and (elements < 64 or again):
+                rows = max(64 // threads, 1)
+                yield RowParams(
+                    threads, rows, base.vector, batch, "register", True, prefetch, cluster=cluster, again=again
+                )
 
 
 def shared_candidates(columns: int, base: RowParams) -> Iterator[RowParams]:
     """Rows in shared memory: block sizes, accesses in flight, clusters."""
-    cluster = max(columns // 16384, 1)
+    cluster = max(columns // 32768, 1)
     clusters = {cluster, min(2 * cluster, 16)} if columns > 8192 else {1}
-    for threads, batch, cluster in itertools.product((128, 256), (1, 2), sorted(clusters)):
+    for threads, batch, cluster in itertools.product((256, 512), (1, 2), sorted(clusters)):
         tile = threads * batch * base.vector * cluster
         tiles = -(-columns // tile)
         if tile > columns or tiles * tile // cluster * 2 > 220 << 10:
             continue
         exact = tiles * tile == columns
-        for blocks in (None, *(5, 6) * (threads == 256)):
-            yield RowParams(threads, 1, base.vector, batch, "shared", exact, cluster=cluster, min_blocks=blocks)
+        yield RowParams(threads, 1, base.vector, batch, "shared", exact, cluster=cluster)
 
 
 def pointwise_candidates(base: PointwiseParams) -> Iterator[PointwiseParams]:
@@ -138,7 +140,7 @@ def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> 
     elif isinstance(base, PointwiseParams):
         found = list(pointwise_candidates(base))
     elif base.storage == "register":
-        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 4096 else ())]
+        found = [*row_candidates(columns, base), *(shared_candidates(columns, base) if columns >= 16384 else ())]
     elif base.storage == "shared":
         found = [*row_candidates(columns, base), *shared_candidates(columns, base)]
     else:

@@ -249,11 +249,11 @@ class ShiftedSum:
         self.thread_shift = self.shift
         return self.shift
 
-    def fold(self, terms: str) -> None:
-        """Sum the thread's exponentials, a tile that is kept for the results."""
+    def fold(self, terms: str, *, keep: bool = False) -> None:
+        """Sum the thread's exponentials, a tile; ``keep``: which the results are computed from."""
         self.part = self.e.fresh(f"{self.names[1]}_part")
         self.e.line(f"{self.part} = tile_sum({terms})")
-        self.local = terms
+        self.local = terms if keep else ""
 
     @property
     def values(self) -> tuple[tuple[str, str], ...]:
@@ -290,7 +290,7 @@ class ShiftedSum:
         e.line(f"{total} = where({self.top} == {self.lowest}, {e.constant('NAN', float('nan'))}, {self.part})")
         e.define(joint.first, Variable(self.top))
         e.define(joint.second, Variable(total))
-        if len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs:
+        if self.local and (len(e.graph.users()[joint.inner]) > 1 or joint.inner in e.graph.outputs):
             name = e.fresh(e.graph[joint.inner].name)
             e.line(f"{name} = {self.local} * {self.exp}({self.thread_shift} - {self.top})")
             e.define(joint.inner, Variable(name, True, True))

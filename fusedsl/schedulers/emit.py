@@ -67,9 +67,10 @@ class Emitter(KernelText):
 
     A scheduler sets ``index`` (text of the thread's index on every axis), ``limit`` (text of how much is left along the
     batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written),
-    ``edge`` (where the last element of a tile with an edge is) and ``reader`` (text that reads an input which is not
-    loaded from global memory). ``streaming`` asks for cache hints on
-    what is read or written once; rows do better without (1 to 4 % on an H200).
+    ``edge`` (where the last element of a tile with an edge is), ``reader`` (text that reads an input which is not
+    loaded from global memory) and ``after`` (a reduction's result: 16-bit inputs that were loaded before are converted
+    anew once it is known, so that they take half the registers until then). ``streaming`` asks for cache hints on what
+    is read or written once; rows do better without (1 to 4 % on an H200).
     """
 
     def __init__(self, space: IterationSpace, tile: TileShape, name: str, header: Iterable[str]) -> None:
@@ -84,6 +85,8 @@ class Emitter(KernelText):
         self.streaming = False
         self.clusters_combined = 0
         self.reader: dict[int, Callable[[], str]] = {}
+        self.after: str | None = None
+        self._converted: set[int] = set()
         self._scopes: list[dict[int, Variable]] = [{}]
         self._offset_scopes: list[dict[object, str]] = [{}]
         self._raw: list[dict[int, Variable]] = [{}]
@@ -290,6 +293,9 @@ class Emitter(KernelText):
         if compute == node.tensor.dtype:
             return raw
         text = f"cast({raw.text}, {dtype_marker(compute)})"
+        if self.after is not None and compute == torch.float32 and node.id in self._converted:
+            text = f"recast({raw.text}, float32, {self.after})"
+        self._converted.add(node.id)
         if raw.edge is not None:
             text = f"join({text}, cast({raw.edge}, {dtype_marker(compute)}))"
         return self._assign(node, text, attrs.evolve(raw, edge=None))

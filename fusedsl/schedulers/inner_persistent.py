@@ -7,14 +7,22 @@ Rows that nothing holds are streamed: one pass a stage.
 
 from __future__ import annotations
 
-import attrs
+import functools
+import operator
 
+import attrs
+import torch
+
+from fusedsl.analysis.domains import domain_map
+from fusedsl.analysis.edges import downstream, upstream
 from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
+from fusedsl.graph.ops import OPS, Kind
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
 from fusedsl.schedulers.checks import check_innermost, check_positions, check_row_used_again, check_structure
 from fusedsl.schedulers.combine import SPELLINGS
+from fusedsl.schedulers.joint import find_shifted_sums
 from fusedsl.schedulers.names import kernel_name
 from fusedsl.schedulers.peel import across_inputs, count_chunks, row_vector
 from fusedsl.schedulers.row_params import ELEMENTS_PER_THREAD, RowParams, resident_row, shared_inputs
@@ -23,10 +31,15 @@ from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_le
 
 NAME = "inner_persistent"
 
-#: Up to this many inputs and outputs the elements a thread holds were measured; beyond, their registers are counted.
+#: Up to this many inputs and outputs along the row the elements a thread holds were measured; beyond, registers are
+#: counted.
 MEASURED_TENSORS = 4
+#: Cost of the arithmetic, an element, up to which a row's results are computed again from the inputs.
+AGAIN_COST = 4
+#: Elements that a thread holds of a row so, and from which on it does (H200: 4 blocks of 256 threads a multiprocessor).
+AGAIN_ELEMENTS = 32
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
-#: multiprocessor).
+#: multiprocessor); twice as many before 16 blocks share it, which was faster with one weight only.
 SHARED_PART = 32 << 10
 #: Threads a multiprocessor holds where blocks share rows, and the least tiles of a block's part (not measured).
 GRID_THREADS = 1024
@@ -66,13 +79,18 @@ def compute_heuristics(problem: Problem) -> RowParams:
     last = len(space.axes) - 1
     extent = space.axes[last].extent
     held, tile = elements_per_thread(space), ELEMENTS_PER_THREAD
-    if len(space.strides) > MEASURED_TENSORS:
+    if not _is_measured(space):
         held, tile = min(held, tile_limit(space)), min(tile, tile_limit(space))
     vector, peeled = row_vector(space, tile)
     chunks = count_chunks(extent, vector, peeled=peeled)
-    short = tile
+    beside = count_weights(space)
+    again = len(space.reduced) == 1 and beside <= 2 and is_cheap_again(problem)
+    if again and _is_measured(space):
+        held = max(held, AGAIN_ELEMENTS)
+        tile = AGAIN_ELEMENTS if beside == 2 else tile
+    short = min(tile, ELEMENTS_PER_THREAD)
     if peeled and (len(space.reduced) > 1 or across_inputs(space, vector)):
-        short = tile // 2  # loops that spell out two positions, or move weights, need registers
+        short //= 2  # loops that spell out two positions, or move weights, need registers
     if len(space.reduced) > 1:
         params = _lines(problem, space, tile, held) or _streamed(chunks, vector, short)
     elif extent <= 256 * held:
@@ -83,6 +101,9 @@ def compute_heuristics(problem: Problem) -> RowParams:
             or _shared(problem, space, chunks, vector, short)
             or _streamed(chunks, vector, short)
         )
+    if params.storage == "register" and params.batch * vector >= AGAIN_ELEMENTS:
+        again = again and (params.cluster > 1 or beside == 2)
+        params = attrs.evolve(params, again=again, prefetch=not (again and beside == 2))
     if peeled:
         return attrs.evolve(params, peeled=True, exact=False) if params.lines == 1 else params
     return (_over_grid(problem, space, params) if params.storage == "stream" else None) or params
@@ -109,26 +130,72 @@ def _over_grid(problem: Problem, space: IterationSpace, params: RowParams) -> Ro
 def elements_per_thread(space: IterationSpace) -> int:
     """Elements of a row that a thread of 256 may hold: fewer the more inputs take registers, and the wider they are.
 
-    Measured on an H200 in bfloat16: 64 without weights (softmax), 32 with one (RMS norm), 8 with two (layer norm).
+    Measured on an H200 in bfloat16: of rows as computed 64 without weights (softmax), 32 with one (RMS norm), 8 with
+    two (layer norm).
     """
-    last = len(space.axes) - 1
     graph = space.problem.graph
-    along = [i for i in graph.inputs if space.strides[i][last]]
-    rows = max(sum(1 for i in along if all(space.strides[i])), 1)
-    held = {0: 64, 1: 32}.get(len(along) - rows, 8) // rows
+    along = [i for i in graph.inputs if space.strides[i][-1]]
+    weights = count_weights(space)
+    rows = max(len(along) - weights, 1)
+    held = {0: 64, 1: 32}.get(weights, 8) // rows
     wide = any(graph[i].tensor.dtype.itemsize > 2 for i in along)
     return max(held // 2 if wide else held, 8)
+
+
+def _is_measured(space: IterationSpace) -> bool:
+    """Whether kernels with so many tensors along the row, and so many values a row, were measured."""
+    along = sum(1 for strides in space.strides.values() if strides[-1])
+    return along <= MEASURED_TENSORS and len(space.strides) - along <= MEASURED_TENSORS
+
+
+def count_weights(space: IterationSpace) -> int:
+    """Inputs along the row that other rows share."""
+    return sum(1 for i in space.problem.graph.inputs if space.strides[i][-1] and not all(space.strides[i]))
+
+
+def is_cheap_again(problem: Problem) -> bool:
+    """Whether what reductions read and the results need again can be computed twice from the inputs as they lie in
+    memory: those are 16-bit floats, and there is little arithmetic. The exponentials of a softmax are kept."""
+    graph = problem.graph
+    if problem.numerics == "eager" or find_shifted_sums(graph):
+        return False
+    reductions = find_reductions(graph)
+    read = functools.reduce(operator.or_, (upstream(graph)[n] for n in reductions.nodes), 0)
+    late = functools.reduce(operator.or_, (downstream(graph)[n] for n in reductions.nodes), 0)
+    varies = domain_map(graph).varies
+    twice = [
+        graph[n]
+        for n in _before_results(graph)
+        if read >> n & 1 and not late >> n & 1 and reductions.classes <= varies[n]
+    ]
+    inputs = [n for n in twice if OPS[n.op].kind is Kind.INPUT]
+    arithmetic = [n for n in twice if OPS[n.op].kind not in (Kind.INPUT, Kind.CAST, Kind.REINDEX)]
+    halves = all(n.tensor.dtype in (torch.bfloat16, torch.float16) for n in inputs)
+    cheap = all(OPS[n.op].kind is Kind.POINTWISE for n in arithmetic)
+    return bool(inputs) and halves and cheap and sum(OPS[n.op].cost for n in arithmetic) <= AGAIN_COST
+
+
+def _before_results(graph: Graph) -> set[int]:
+    """The tensors that outputs are computed from, up to results of reductions."""
+    found: set[int] = set()
+    stack = list(graph.outputs)
+    while stack:
+        current = stack.pop()
+        if current not in found and graph[current].is_tensor and OPS[graph[current].op].kind is not Kind.REDUCTION:
+            found.add(current)
+            stack.extend(graph[current].inputs)
+    return found
 
 
 def _registers_of_cluster(
     problem: Problem, space: IterationSpace, chunks: int, vector: int, held: int
 ) -> RowParams | None:
-    """Rows of 16-bit elements without weights in the registers of up to 4 blocks."""
-    if held < 64 or problem.device.max_cluster < 4 or _needs_whole_row(problem):
+    """Rows in the registers of up to 8 blocks of 256 threads; 32 elements a thread where that many blocks suffice."""
+    if held < AGAIN_ELEMENTS or _needs_whole_row(problem):
         return None
-    for cluster in (2, 4):
+    for cluster in (2, 4, 8):
         batch = -(-chunks // (256 * cluster))
-        if batch * vector <= held:
+        if cluster <= problem.device.max_cluster and batch * vector <= min(held, AGAIN_ELEMENTS):
             return RowParams(256, 1, vector, batch, exact=256 * cluster * batch == chunks, cluster=cluster)
     return None
 
@@ -168,7 +235,8 @@ def _shared(problem: Problem, space: IterationSpace, chunks: int, vector: int, t
             return None
         tiles = -(-chunks // (threads * batch * cluster))
         part_bytes = tiles * threads * batch * vector * item
-        if part_bytes <= (SHARED_PART if cluster < largest else problem.device.smem_per_block_optin - 4096):
+        room = SHARED_PART * (2 if cluster == 8 and count_weights(space) != 1 else 1)
+        if part_bytes <= (room if cluster < largest else problem.device.smem_per_block_optin - 4096):
             exact = tiles * threads * batch * cluster == chunks
             return RowParams(threads, 1, vector, batch, "shared", exact, cluster=cluster)
     return None

@@ -23,6 +23,8 @@ class RowParams:
         storage: where a row stays between the stages of its reductions: "register", "shared" or "stream" (it does not).
         exact: threads * vector * batch is the row length: nothing is masked.
         prefetch: load every input before the first reduction, weights too ("register"; the others load nothing ahead).
+        again: what the row's results need is computed again from its inputs, which stay as they were loaded
+            ("register"; 16-bit inputs take half the registers so).
         split: blocks a row is spread over; partial results are finished by a second kernel.
         cluster: blocks of a cluster that share a row ("register" and "shared").
         min_blocks: blocks a multiprocessor should hold.
@@ -43,12 +45,13 @@ class RowParams:
     split: int = 1
     cluster: int = 1
     min_blocks: int | None = None
+    again: bool = False
     peeled: bool = False
     lines: int = 1
     grid: int = 1
 
     def __repr__(self) -> str:
-        rare = {"peeled": False, "lines": 1, "grid": 1}
+        rare = {"again": False, "peeled": False, "lines": 1, "grid": 1}
         shown = {a.name: getattr(self, a.name) for a in attrs.fields(RowParams)}
         fields = [f"{name}={value!r}" for name, value in shown.items() if rare.get(name) != value or name not in rare]
         return f"RowParams({', '.join(fields)})"

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
-from fusedsl.graph.graph import Graph
+from fusedsl.analysis.edges import upstream
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single, prepare_cluster
 from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.joint import Joint, find_shifted_sums, rounds
-from fusedsl.schedulers.row_writer import RowWriter
+from fusedsl.schedulers.joint import Joint, rounds
+from fusedsl.schedulers.moments import RowMoments
+from fusedsl.schedulers.row_writer import RowWriter, pairs_of_rows
 
 
 def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
     """A row is one tile, loaded once and kept until its results are stored."""
-    p, last = w.params, len(w.space.axes) - 1
+    p = w.params
     if p.cluster > 1:
         head = "head + " if p.peeled else ""
         e.line(f"begin = {head}cluster_rank() * {e.constant('PART', p.tile)}")
@@ -23,15 +26,9 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
         w.locate_lines(e)
     else:
         w.locate_column(e, "begin" if p.cluster > 1 else None)
-    for node_id in e.graph.inputs:
-        early = p.prefetch or all(w.space.strides[node_id])
-        if early and w.space.strides[node_id][last] and e.graph.users()[node_id]:
-            e.prefetch(node_id)
-    found = _rounds(w)
-    if p.cluster > 1:
-        prepare_cluster(e, [w.round_bytes(r) for r in found], p.threads // 32, p.cluster)
-    for entries in found:
-        w.combine(e, [_exchange(w, e, entry) for entry in entries])
+    for node_id in _first_loads(w):
+        e.prefetch(node_id)
+    _reduce(w, e)
     outputs = w.full_outputs()
     if outputs:
         with w.live(e):
@@ -39,21 +36,54 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
                 e.store(node_id)
 
 
-def _rounds(w: RowWriter) -> list[list[int | Joint]]:
-    """The exchanges. The exponentials of a pair are kept in registers, so only rows in registers use pairs."""
+def _reduce(w: RowWriter, e: Emitter) -> None:
+    """The reductions, one exchange between threads after the other."""
+    p, found = w.params, rounds(w.problem.graph, pairs_of_rows(w.problem))
+    if p.cluster > 1:
+        prepare_cluster(e, [w.round_bytes(r) for r in found], p.threads // 32, p.cluster)
+    for entries in found:
+        with e.block() if p.again else contextlib.nullcontext():
+            items = [_exchange(w, e, entry) for entry in entries]
+        w.combine(e, items)
+        if p.again:
+            _convert_after(e, entries)
+            e.hoist(w.full_outputs())
+
+
+def _first_loads(w: RowWriter) -> list[int]:
+    """Inputs along the row that are loaded before anything is computed."""
     graph = w.problem.graph
-    if w.problem.numerics == "eager":
-        return rounds(graph, ())  # eager torch rounds between the two
-    return rounds(graph, [joint for joint in find_shifted_sums(graph) if _is_float32(graph, joint)])
+    needed = 0
+    for node_id in w.reductions.nodes:
+        needed |= upstream(graph)[node_id]
+    along = [i for i in graph.inputs if w.space.strides[i][-1] and graph.users()[i]]
+    return [i for i in along if w.params.prefetch or all(w.space.strides[i]) or needed >> i & 1]
+
+
+def _convert_after(e: Emitter, entries: list[int | Joint]) -> None:
+    """From here on inputs are converted anew, when a result of this round is known."""
+    for entry in entries:
+        node_id = entry.inner if isinstance(entry, Joint) else entry
+        variable = e.known(node_id)
+        if variable is not None and compute_dtype(e.graph[node_id].tensor.dtype) == torch.float32:
+            e.after = variable.text
 
 
 def _exchange(w: RowWriter, e: Emitter, entry: int | Joint) -> Exchange:
     """The thread's part of a reduction or a joint pair of a row in registers."""
     if isinstance(entry, Joint):
-        return _shifted(w, e, entry)
+        return _moments(w, e, entry) if e.graph[entry.first].op == "sum" else _shifted(w, e, entry)
     reducer = Reducer(e, e.graph[entry])
     operand = reducer.operand(e.constant("TILE", e.tile.numel), w.mask(e))
     return Single(reducer, reducer.once(operand, w.positions(e, reducer)))
+
+
+def _moments(w: RowWriter, e: Emitter, entry: Joint) -> RowMoments:
+    """The thread's part of a sum and of the squares about the mean."""
+    item = RowMoments(e, entry, w.space.size(w.space.reduced))
+    tile, padded = e.tile_of(entry.source, e.constant("TILE", e.tile.numel)), e.zero_padded(entry.source)
+    item.start(tile, e.tile.numel, w.mask(e), padded=padded)
+    return item
 
 
 def _shifted(w: RowWriter, e: Emitter, entry: Joint) -> ShiftedSum:
@@ -64,10 +94,5 @@ def _shifted(w: RowWriter, e: Emitter, entry: Joint) -> ShiftedSum:
     with e.block():
         e.define(entry.first, Variable(own))
         terms = Reducer(e, e.graph[entry.second]).operand(count, w.mask(e))
-    item.fold(terms)
+    item.fold(terms, keep=True)
     return item
-
-
-def _is_float32(graph: Graph, joint: Joint) -> bool:
-    """Joint pairs are written for float32 arithmetic."""
-    return compute_dtype(graph[joint.source].tensor.dtype) == torch.float32

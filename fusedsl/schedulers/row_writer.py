@@ -6,16 +6,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
+import torch
+
 from fusedsl.analysis.reductions import Reductions, find_reductions
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import Problem
 from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block, combine_in_cluster
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, TileShape
-from fusedsl.schedulers.joint import Joint
+from fusedsl.schedulers.joint import Joint, find_moments, find_shifted_sums
 from fusedsl.schedulers.peel import edge_elements, find_grid
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import IterationSpace, iteration_space
+
+
+def pairs_of_rows(problem: Problem) -> list[Joint]:
+    """Pairs of reductions that rows take in one exchange between threads; eager torch rounds between the two."""
+    graph = problem.graph
+    if problem.numerics == "eager":
+        return []
+
+    def dtype(joint: Joint) -> torch.dtype:
+        return compute_dtype(graph[joint.source].tensor.dtype)
+
+    pairs = [joint for joint in find_shifted_sums(graph) if dtype(joint) == torch.float32]
+    return pairs + [joint for joint in find_moments(graph) if dtype(joint).is_floating_point]
 
 
 class RowWriter:
@@ -193,10 +208,15 @@ class RowWriter:
     def round_bytes(self, entries: Sequence[int | Joint]) -> int:
         """Bytes a warp sends in a round: for single reductions, by node, and joint pairs."""
         graph = self.problem.graph
-        return sum(
-            8 if isinstance(x, Joint) else compute_dtype(graph[graph[x].inputs[0]].tensor.dtype).itemsize
-            for x in entries
-        )
+
+        def size(entry: int | Joint) -> int:
+            reduction = graph[entry.first if isinstance(entry, Joint) else entry]
+            values = 1
+            if isinstance(entry, Joint):
+                values = 3 if reduction.op == "sum" and not self.params.exact else 2
+            return values * compute_dtype(graph[reduction.inputs[0]].tensor.dtype).itemsize
+
+        return sum(map(size, entries))
 
     # outputs -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from fusedsl.schedulers.combine import Single
 from fusedsl.schedulers.row_grid import rows_over_grid
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.row_registers import write_rows_in_registers
-from fusedsl.schedulers.row_shared import copy_row
+from fusedsl.schedulers.row_shared import copy_row, reduce_shared_rows
 from fusedsl.schedulers.row_split import split_rows
 from fusedsl.schedulers.row_writer import RowWriter
 
@@ -42,11 +42,13 @@ def _whole(w: RowWriter) -> Launch:
     if p.storage == "register":
         write_rows_in_registers(w, e)
     else:
+        bounds = w.bounds()
         if p.storage == "shared":
             smem_bytes = copy_row(w, e)
-        bounds = w.bounds()
-        for stage in w.reductions.stages:
-            w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)])
+            reduce_shared_rows(w, e)
+        else:
+            for stage in w.reductions.stages:
+                w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)])
         w.stream_outputs(e, bounds)
     w.row_outputs(e)
     blocks = -(-w.rows // p.rows) * p.cluster
