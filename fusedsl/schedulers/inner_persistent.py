@@ -85,9 +85,8 @@ def compute_heuristics(problem: Problem) -> RowParams:
     chunks = count_chunks(extent, vector, peeled=peeled)
     beside = count_weights(space)
     again = len(space.reduced) == 1 and beside <= 2 and is_cheap_again(problem)
-    if again and _is_measured(space):
-        held = max(held, AGAIN_ELEMENTS)
-        tile = AGAIN_ELEMENTS if beside == 2 else tile
+    if len(space.reduced) == 1 and _is_measured(space):
+        held, tile = _preferred(space, held, tile, again=again)
     short = min(tile, ELEMENTS_PER_THREAD)
     if peeled and (len(space.reduced) > 1 or across_inputs(space, vector)):
         short //= 2  # loops that spell out two positions, or move weights, need registers
@@ -125,6 +124,18 @@ def _over_grid(problem: Problem, space: IterationSpace, params: RowParams) -> Ro
     if grid < 2 or rows * grid < device.multiprocessors // 2:
         return None
     return attrs.evolve(params, batch=1, grid=grid, min_blocks=blocks)
+
+
+def _preferred(space: IterationSpace, held: int, tile: int, *, again: bool) -> tuple[int, int]:
+    """Most elements of a thread, and how many before a row has more threads, as they were fastest (H200, bfloat16)."""
+    graph = space.problem.graph
+    weights, stores = count_weights(space), any(space.strides[i][-1] for i in graph.outputs)
+    if again and weights:
+        return (64, 32) if weights == 2 else (max(held, AGAIN_ELEMENTS), tile)
+    if weights == 0 and held == 64:
+        most = 32 if stores and space.problem.device.max_cluster > 1 else 64
+        return most, 32 if stores else 64
+    return held, tile
 
 
 def elements_per_thread(space: IterationSpace) -> int:

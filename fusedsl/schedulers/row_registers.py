@@ -28,6 +28,8 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
         w.locate_column(e, "begin" if p.cluster > 1 else None)
     for node_id in _first_loads(w):
         e.prefetch(node_id)
+    if p.lines == 1:  # rows of two loops leave no register free
+        w.load_scalars(e)
     _reduce(w, e)
     outputs = w.full_outputs()
     if outputs:

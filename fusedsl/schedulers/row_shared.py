@@ -44,6 +44,7 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
     (_copy_whole if whole else _copy_own)(w, e, copies)
     if p.peeled:
         _hold_edges(w, e, list(copies))
+    w.load_scalars(e)
     if p.cluster > 1:
         prepare_cluster(e, [w.round_bytes(r) for r in shared_rounds(w)], p.threads // 32, p.cluster)
     e.line("mbarrier_wait(copied, 0, 0)" if whole else "async_wait(0)")

@@ -144,6 +144,15 @@ class RowWriter:
             return text
         return f"join({text}, full(1, {base}{e.edge.column}, int64))"
 
+    def load_scalars(self, e: Emitter) -> None:
+        """Load what a row has one of, so that nothing waits for it later."""
+        last = len(self.space.axes) - 1
+        for node_id in e.graph.inputs:
+            strides = self.space.strides[node_id]
+            if any(strides) and not any(strides[axis] for axis in self.space.reduced) and e.graph.users()[node_id]:
+                assert not strides[last]
+                e.prefetch(node_id)
+
     # passes over a row ---------------------------------------------------------------------------------------------
 
     def bounds(self) -> tuple[str, str] | None:

@@ -47,6 +47,7 @@ def _whole(w: RowWriter) -> Launch:
             smem_bytes = copy_row(w, e)
             reduce_shared_rows(w, e)
         else:
+            w.load_scalars(e)
             for stage in w.reductions.stages:
                 w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)])
         w.stream_outputs(e, bounds)

@@ -265,10 +265,10 @@ def _gradients(function, arguments, grad):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
     ("function", "shapes", "vectors"),
-    [(softmax, [(64, 4097)], (2, 2)), (rms_norm, [(64, 4097), (4097,)], (6, 2)), (row_sum, [(64, 3001)], (2, 0))],
+    [(softmax, [(64, 4097)], (4, 4)), (rms_norm, [(64, 4097), (4097,)], (6, 2)), (row_sum, [(64, 3001)], (2, 0))],
 )
 def test_accesses_have_sixteen_bytes(function, shapes, vectors, arch):
-    """Two chunks a thread and the edge; a weight's chunk is put together from two."""
+    """Two or four chunks a thread and the edge; a weight's chunk is put together from two."""
     args = [meta(*shape, dtype=BF16) for shape in shapes]
     (kernel,) = fusedsl.fuse(function).compile(*args, arch=arch)
     assert (kernel.ptx.count("ld.global.v4.b32"), kernel.ptx.count("st.global.v4.b32")) == vectors
