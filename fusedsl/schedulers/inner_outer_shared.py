@@ -7,18 +7,10 @@ the other half of shared memory, by ``cp.async``, every thread what it will read
 thread's reads of a row come before the copies that it issues over it. A thread owns ``tiles`` tiles of ``batch *
 vector`` columns; the text repeats each pass once a tile, for the outer sums stay in registers, which have no index.
 
-The blocks of a cluster exchange partial results of inner reductions by asynchronous remote stores that count down an
-mbarrier of the block they reach; one mbarrier a stage, whose phase is the row's number, counted by the cluster. A
-thread arrives at the cluster barrier when it has read a row's parts of all stages, and waits there before its warp
-sends parts of the next row: half a row of work lies between, and a block needs the others' parts at that point anyhow.
-Why this is safe:
-
-* Data. Parts of row k + 1 are sent after that barrier, so after all threads of the cluster have read those of row k.
-* Arming. Thread 0 arms an mbarrier for row k + 1 when it has waited there for row k, so that phase is over and the
-  arrival counts for the next; then it arrives at the cluster barrier, which comes before any part of row k + 1.
-* Ends. The mbarriers are armed for the first row before the first arrival. Every row has one wait and one arrival; the
-  wait after the last row keeps blocks alive for the others' parts. Nobody sends to, or waits for, what was armed for a
-  row that does not exist. All blocks of a cluster have the same rows.
+The blocks of a cluster have the same rows, and exchange partial results of inner reductions in every row without a
+barrier (:mod:`~fusedsl.schedulers.cluster` says why that is safe; a row's results are used, by its outputs and the outer
+sums, before the next row's parts are sent). Such a barrier would wait for the thread's stores and for the copies of the
+next row. Nor does one come before the end: the wait for the last row is enough, and a cluster without rows sends nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +29,7 @@ from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import Launch, Problem, Workspace
+from fusedsl.schedulers.cluster import begin_rows, combine_in_cluster, end_row, prepare_cluster
 from fusedsl.schedulers.combine import (
     SPELLINGS,
     Accumulator,
@@ -44,8 +37,6 @@ from fusedsl.schedulers.combine import (
     Reducer,
     Single,
     combine_in_block,
-    combine_in_cluster,
-    prepare_cluster,
 )
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves
@@ -175,7 +166,7 @@ def _fits(space: IterationSpace, row: SharedRows, device: DeviceProperties) -> b
     graph = space.problem.graph
     reductions = [n for n in graph if n.op in SPELLINGS]
     result = sum(compute_dtype(graph[n.inputs[0]].tensor.dtype).itemsize + 8 * SPELLINGS[n.op].pair for n in reductions)
-    static = (2 if row.cluster == 1 else row.cluster) * (row.threads // 32) * result
+    static = 2 * row.cluster * (row.threads // 32) * result
     return _layout(space, row)[1] + static <= device.smem_per_block_optin - RESERVED
 
 
@@ -213,7 +204,8 @@ class _Kernel:
             e.line(f"begin = cluster_rank() * {e.constant('PART', p.part)}")
             e.line(f"first = udiv(block_x(), {p.cluster})")
             e.line(f"walkers = udiv(grid_x(), {p.cluster})")
-            prepare_cluster(e, [self.w.round_bytes(s) for s in self.w.reductions.stages], p.threads // 32, p.cluster)
+            sizes = [self.w.round_bytes(stage) for stage in self.w.reductions.stages]
+            prepare_cluster(e, sizes, p.threads // 32, p.cluster, loop=True)
         else:
             e.line("first = block_x()")
             e.line("walkers = grid_x()")
@@ -223,7 +215,10 @@ class _Kernel:
         e.line("async_commit()")
         scalars = self.load_scalars(None, f"min(first, {rows} - 1)")
         sums = self.start_sums()
-        e.line("turn = 0")
+        if p.cluster > 1:
+            begin_rows(e, p.threads // 32)
+        else:
+            e.line("turn = 0")
         with e.block(f"for row in range(first, {rows}, walkers):"):
             e.line("ahead = row + walkers")
             with e.block(f"if ahead < {rows}:"):
@@ -236,10 +231,11 @@ class _Kernel:
             e.line(f"here = turn * {e.constant('PART', p.part)} + mine")
             e.locate(self.space.kept, "row")
             self.one_row(sums)
-            e.line("turn = 1 - turn")
+            if p.cluster > 1:
+                end_row(e)
+            else:
+                e.line("turn = 1 - turn")
         workspaces = self.store_sums(sums, walkers)
-        if p.cluster > 1:
-            e.line("cluster_wait()")
         geometry = Geometry((walkers * p.cluster, 1, 1), (p.threads, 1, 1), p.cluster, dynamic_smem_bytes=self.bytes)
         return e.launch(e.source(p.threads, 1), geometry), workspaces
 
@@ -304,11 +300,9 @@ class _Kernel:
         for stage in self.w.reductions.stages:
             items: list[Exchange] = [Single(reducer, part) for reducer, part in self.reduce(stage)]
             if p.cluster > 1:
-                combine_in_cluster(e, items, p.threads, p.cluster, ("turn", self.w.round_bytes(stage)))
+                combine_in_cluster(e, items, p.threads, p.cluster, self.w.round_bytes(stage))
             else:
                 combine_in_block(e, items, p.threads, turn="turn" if p.threads > 32 else None)
-        if p.cluster > 1:
-            e.line("cluster_arrive()")
         e.hoist([*full, *self.targets])
         count = e.constant("TILE", e.tile.numel)
         for index in range(p.tiles):

@@ -7,7 +7,8 @@ import torch
 
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
-from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single, prepare_cluster
+from fusedsl.schedulers.cluster import prepare_cluster
+from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single
 from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.joint import Joint, find_shifted_sums, rounds
 from fusedsl.schedulers.row_writer import RowWriter

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from fusedsl.analysis.budgets import place_arrays
-from fusedsl.schedulers.combine import prepare_cluster
+from fusedsl.schedulers.cluster import prepare_cluster
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.peel import count_chunks
