@@ -106,24 +106,26 @@ def inner_outer_candidates(
                 yield attrs.evolve(base, row=row, blocks=blocks)
     if isinstance(base.row, SharedRows):
         for shared in shared_rows_candidates(columns, base.row, device):
-            blocks = min(rows, device.multiprocessors // shared.cluster)
-            yield attrs.evolve(base, row=shared, blocks=blocks)
+            resident = device.resident_clusters(shared.cluster, shared.min_blocks)
+            for blocks in {resident, device.multiprocessors * shared.min_blocks // shared.cluster}:
+                yield attrs.evolve(base, row=shared, blocks=min(rows, blocks))
     for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
         if threads * lines >= 128:
             yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
 
 
 def shared_rows_candidates(columns: int, base: SharedRows, device: DeviceProperties) -> Iterator[SharedRows]:
-    """Threads, tiles and clusters whose blocks have no more columns than those of ``base``, which are known to fit."""
-    cluster = base.cluster
-    while cluster <= device.max_cluster:
-        for threads, size in itertools.product((256, 512), sorted({base.batch, max(base.batch // 2, 1)})):
-            one = attrs.evolve(base, threads=threads, batch=size, tiles=1, cluster=cluster)
-            row = attrs.evolve(one, tiles=-(-columns // one.held))
-            if row.part <= base.part and row.tiles * row.batch * row.vector <= 64:
-                for resident in {base.resident, False}:
-                    yield attrs.evolve(row, exact=row.held == columns, resident=resident)
-        cluster *= 2
+    """Threads, blocks, tiles and clusters that have no more columns a multiprocessor than ``base``, which is known to
+    fit."""
+    clusters = [c for c in (1, 2, 4, 8, 16) if c <= device.max_cluster]
+    sizes = sorted({base.batch, max(base.batch // 2, 1)})
+    for cluster, (threads, blocks), size in itertools.product(clusters, ((256, 2), (256, 1), (512, 1)), sizes):
+        one = attrs.evolve(base, threads=threads, batch=size, tiles=1, cluster=cluster, min_blocks=blocks)
+        row = attrs.evolve(one, tiles=-(-columns // one.held))
+        held = row.tiles * row.batch * row.vector
+        if row.part * blocks <= base.part * base.min_blocks and held <= 64:
+            for resident in {base.resident, False}:
+                yield attrs.evolve(row, exact=row.held == columns, resident=resident)
 
 
 def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:

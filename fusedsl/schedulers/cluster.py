@@ -73,7 +73,7 @@ def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster:
     slot, barrier, parity, begin = f"cluster_rank() * {warps} + warp()", str(index), "0", ""
     if size is not None:
         begin = f"{TURN} * {count} + "
-        slot, barrier, parity = begin + SLOT, f"{2 * index} + {TURN}", PHASE
+        slot, barrier, parity = begin + SLOT, f"{2 * index} + {TURN}" if index else TURN, PHASE
     elif index == 0:
         e.line("cluster_wait()")
     with e.block(f"if lane() < {cluster}:"):
