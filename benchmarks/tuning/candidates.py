@@ -106,12 +106,18 @@ def inner_outer_candidates(
                 yield attrs.evolve(base, row=row, blocks=blocks)
     if isinstance(base.row, SharedRows):
         for shared in shared_rows_candidates(columns, base.row, device):
-            resident = device.resident_clusters(shared.cluster, shared.min_blocks)
-            for blocks in {resident, device.multiprocessors * shared.min_blocks // shared.cluster}:
+            for blocks in walkers(shared, device):
                 yield attrs.evolve(base, row=shared, blocks=min(rows, blocks))
     for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
         if threads * lines >= 128:
             yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
+
+
+def walkers(row: SharedRows, device: DeviceProperties) -> list[int]:
+    """Clusters that walk over rows: as many as are certainly resident at once, and as many as there is room for if
+    their multiprocessors may lie anywhere."""
+    anywhere = max(device.multiprocessors * row.min_blocks // row.cluster, 1)
+    return sorted({device.resident_clusters(row.cluster, row.min_blocks), anywhere})
 
 
 def shared_rows_candidates(columns: int, base: SharedRows, device: DeviceProperties) -> Iterator[SharedRows]:

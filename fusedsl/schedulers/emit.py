@@ -67,10 +67,10 @@ class Emitter(KernelText):
 
     A scheduler sets ``index`` (text of the thread's index on every axis), ``limit`` (text of how much is left along the
     batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written),
-    ``shift`` (an axis whose index is another text and a constant beyond: offsets keep the two apart, so that machine code
-    can), ``edge`` (where the last element of a tile with an edge is) and ``reader`` (text that reads an input which is not
-    loaded from global memory). ``streaming`` asks for cache hints on
-    what is read or written once; rows do better without (1 to 4 % on an H200).
+    ``shift`` (an axis whose index is another text and a constant beyond: offsets keep the two apart, so that machine
+    code can), ``edge`` (where the last element of a tile with an edge is) and ``reader`` (text that reads an input
+    which is not loaded from global memory). ``streaming`` asks for cache hints on what is read or written once; rows do
+    better without (1 to 4 % on an H200).
     """
 
     def __init__(self, space: IterationSpace, tile: TileShape, name: str, header: Iterable[str]) -> None:

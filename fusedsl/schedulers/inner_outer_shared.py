@@ -8,9 +8,10 @@ thread's reads of a row come before the copies that it issues over it. A thread 
 vector`` columns; the text repeats each pass once a tile, for the outer sums stay in registers, which have no index.
 
 The blocks of a cluster have the same rows, and exchange partial results of inner reductions in every row without a
-barrier (:mod:`~fusedsl.schedulers.cluster` says why that is safe; a row's results are used, by its outputs and the outer
-sums, before the next row's parts are sent). Such a barrier would wait for the thread's stores and for the copies of the
-next row. Nor does one come before the end: the wait for the last row is enough, and a cluster without rows sends nothing.
+barrier, which would wait for the thread's stores and for the copies of the next row. :mod:`~fusedsl.schedulers.cluster`
+says why that is safe; a row's results are used, by its outputs and the outer sums, before the next row's parts are
+sent. Nor does a barrier come before the end: the wait for the last row is enough, and a cluster without rows sends
+nothing.
 """
 
 from __future__ import annotations
