@@ -105,24 +105,18 @@ def inner_outer_candidates(
             if 256 <= threads * many <= device.max_threads_per_sm and blocks <= rows:
                 yield attrs.evolve(base, row=row, blocks=blocks)
     if isinstance(base.row, SharedRows):
-        for shared in shared_rows_candidates(columns, base.row, device):
-            for blocks in walkers(shared, device):
-                yield attrs.evolve(base, row=shared, blocks=min(rows, blocks))
+        for shared, walkers in shared_rows_candidates(columns, base.row, device):
+            yield attrs.evolve(base, row=shared, blocks=min(rows, walkers))
     for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
         if threads * lines >= 128:
             yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
 
 
-def walkers(row: SharedRows, device: DeviceProperties) -> list[int]:
-    """Clusters that walk over rows: as many as are certainly resident at once, and as many as there is room for if
-    their multiprocessors may lie anywhere."""
-    anywhere = max(device.multiprocessors * row.min_blocks // row.cluster, 1)
-    return sorted({device.resident_clusters(row.cluster, row.min_blocks), anywhere})
-
-
-def shared_rows_candidates(columns: int, base: SharedRows, device: DeviceProperties) -> Iterator[SharedRows]:
+def shared_rows_candidates(
+    columns: int, base: SharedRows, device: DeviceProperties
+) -> Iterator[tuple[SharedRows, int]]:
     """Threads, blocks, tiles and clusters that have no more columns a multiprocessor than ``base``, which is known to
-    fit."""
+    fit; with as many clusters as are certainly resident, and as there would be if their blocks could lie anywhere."""
     clusters = [c for c in (1, 2, 4, 8, 16) if c <= device.max_cluster]
     sizes = sorted({base.batch, max(base.batch // 2, 1)})
     for cluster, (threads, blocks), size in itertools.product(clusters, ((256, 2), (256, 1), (512, 1)), sizes):
@@ -130,8 +124,9 @@ def shared_rows_candidates(columns: int, base: SharedRows, device: DevicePropert
         row = attrs.evolve(one, tiles=-(-columns // one.held))
         held = row.tiles * row.batch * row.vector
         if row.part * blocks <= base.part * base.min_blocks and held <= 64:
-            for resident in {base.resident, False}:
-                yield attrs.evolve(row, exact=row.held == columns, resident=resident)
+            walkers = {device.resident_clusters(cluster, blocks), max(device.multiprocessors * blocks // cluster, 1)}
+            for resident, count in itertools.product({base.resident, False}, walkers):
+                yield attrs.evolve(row, exact=row.held == columns, resident=resident), count
 
 
 def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:
