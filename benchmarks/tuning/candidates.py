@@ -107,25 +107,28 @@ def inner_outer_candidates(
             if 256 <= threads * many <= device.max_threads_per_sm and blocks <= rows:
                 yield attrs.evolve(base, row=row, blocks=blocks)
     if isinstance(base.row, SharedRows):
-        for shared in shared_rows_candidates(columns, base.row, device):
-            blocks = min(rows, device.multiprocessors // shared.cluster)
-            yield attrs.evolve(base, row=shared, blocks=blocks)
+        for shared, walkers in shared_rows_candidates(columns, base.row, device):
+            yield attrs.evolve(base, row=shared, blocks=min(rows, walkers))
     for threads, lines, batch in itertools.product((8, 16, 32), (8, 16, 32), (1, 2, 4)):
         if threads * lines >= 128:
             yield attrs.evolve(base, outer=attrs.evolve(base.outer, threads=threads, lines=lines, batch=batch))
 
 
-def shared_rows_candidates(columns: int, base: SharedRows, device: DeviceProperties) -> Iterator[SharedRows]:
-    """Threads, tiles and clusters whose blocks have no more columns than those of ``base``, which are known to fit."""
-    cluster = base.cluster
-    while cluster <= device.max_cluster:
-        for threads, size in itertools.product((256, 512), sorted({base.batch, max(base.batch // 2, 1)})):
-            one = attrs.evolve(base, threads=threads, batch=size, tiles=1, cluster=cluster)
-            row = attrs.evolve(one, tiles=-(-columns // one.held))
-            if row.part <= base.part and row.tiles * row.batch * row.vector <= 64:
-                for resident in {base.resident, False}:
-                    yield attrs.evolve(row, exact=row.held == columns, resident=resident)
-        cluster *= 2
+def shared_rows_candidates(
+    columns: int, base: SharedRows, device: DeviceProperties
+) -> Iterator[tuple[SharedRows, int]]:
+    """Threads, blocks, tiles and clusters that have no more columns a multiprocessor than ``base``, which is known to
+    fit; with as many clusters as are certainly resident, and as there would be if their blocks could lie anywhere."""
+    clusters = [c for c in (1, 2, 4, 8, 16) if c <= device.max_cluster]
+    sizes = sorted({base.batch, max(base.batch // 2, 1)})
+    for cluster, (threads, blocks), size in itertools.product(clusters, ((256, 2), (256, 1), (512, 1)), sizes):
+        one = attrs.evolve(base, threads=threads, batch=size, tiles=1, cluster=cluster, min_blocks=blocks)
+        row = attrs.evolve(one, tiles=-(-columns // one.held))
+        held = row.tiles * row.batch * row.vector
+        if row.part * blocks <= base.part * base.min_blocks and held <= 64:
+            walkers = {device.resident_clusters(cluster, blocks), max(device.multiprocessors * blocks // cluster, 1)}
+            for resident, count in itertools.product({base.resident, False}, walkers):
+                yield attrs.evolve(row, exact=row.held == columns, resident=resident), count
 
 
 def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:

@@ -23,6 +23,9 @@ _SMEM_PER_SM = 81
 _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 
+#: Multiprocessors of a group (GPC) that share clusters, at least: H100 and H200 have eight groups of 16 or 18.
+_GROUP = 16
+
 #: A copy reaches about this part of the pins' rate (H200: 4.27 of 4.8 TB/s).
 _COPY_EFFICIENCY = 0.89
 
@@ -58,6 +61,16 @@ class DeviceProperties:
     registers_per_sm: int
     max_cluster: int
     copy_bandwidth: float
+
+    def resident_clusters(self, size: int, blocks: int = 1) -> int:
+        """Clusters of ``size`` blocks that are certainly resident at once, with ``blocks`` blocks a multiprocessor.
+
+        A cluster lies in one group of multiprocessors, so what a group has beyond a multiple may stay idle. A grid that
+        walks over rows must not have more: a cluster that waits for another one doubles the time.
+        """
+        if size <= 2 or self.multiprocessors < _GROUP:
+            return max(self.multiprocessors * blocks // size, 1)
+        return max(self.multiprocessors // _GROUP * (_GROUP * blocks // size), 1)
 
 
 A100 = DeviceProperties("A100", "sm_80", 108, 2048, 166912, 167936, 40 << 20, 65536, 1, 1.75e12)

@@ -317,7 +317,7 @@ def combine_in_block(
         item.in_warp(min(threads, 32), final=warps <= 1)
     if warps > 1:
         assert turn is None or rows == 1
-        scratches = [_scratch(e, item, warps * (rows if turn is None else 2)) for item in items]
+        scratches = [scratch(e, item, warps * (rows if turn is None else 2)) for item in items]
         place = "warp()" if turn is None else f"{turn} * {warps} + warp()"
         with e.block("if lane() == 0:"):
             for item, arrays in zip(items, scratches, strict=True):
@@ -334,61 +334,10 @@ def combine_in_block(
             item.finish()
 
 
-def _scratch(e: Emitter, item: Exchange, count: int) -> tuple[str, ...]:
+def scratch(e: Emitter, item: Exchange, count: int) -> tuple[str, ...]:
     """Shared arrays for the partial results of ``count`` warps."""
     names = []
     for marker, text in item.values:
         names.append(e.fresh(f"{text}_smem"))
         e.line(f"{names[-1]} = shared({marker}, {count})")
     return tuple(names)
-
-
-def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int) -> None:
-    """Arm one mbarrier a round for what every warp of the cluster will send to this block (bytes a warp)."""
-    e.line(f"arrived = mbarriers({len(rounds)})")
-    with e.block("if thread_x() == 0:"):
-        for index in range(len(rounds)):
-            e.line(f"mbarrier_init(arrived, {index}, 1)")
-        e.line("mbarrier_fence()")
-        for index, size in enumerate(rounds):
-            e.line(f"mbarrier_expect(arrived, {index}, {size * warps * cluster})")
-    e.line("cluster_arrive_relaxed()")
-
-
-def combine_in_cluster(
-    e: Emitter, items: list[Exchange], threads: int, cluster: int, rearm: tuple[str, int] | None = None
-) -> None:
-    """Reduce tiles over the threads of all blocks of a cluster and define the results.
-
-    Every warp sends its partial results to every block by asynchronous remote stores; each block waits for all of them
-    on its own mbarrier and merges them in one order, so all blocks find the same bits. In a loop over rows ``rearm`` is
-    the text of a row's parity, which is that of its phase, and the bytes that a warp sends: the mbarrier is armed for
-    the next row at once. Such a loop arrives at the cluster barrier after the last stage of a row.
-    """
-    warps = threads // 32
-    index = e.clusters_combined
-    e.clusters_combined += 1
-    for item in items:
-        item.in_warp(32, final=False)
-    scratches = [_scratch(e, item, warps * cluster) for item in items]
-    if index == 0:
-        e.line("cluster_wait()")
-    with e.block(f"if lane() < {cluster}:"):
-        for item, arrays in zip(items, scratches, strict=True):
-            for array, (_, text) in zip(arrays, item.values, strict=True):
-                slot = f"cluster_rank() * {warps} + warp()"
-                e.line(f"remote_store_async({array}, {slot}, {text}, lane(), arrived, {index})")
-    parity, size = rearm or ("0", 0)
-    e.line(f"mbarrier_wait(arrived, {index}, {parity})")
-    count = warps * cluster
-    if rearm is not None:
-        with e.block("if thread_x() == 0:"):
-            e.line(f"mbarrier_expect(arrived, {index}, {size * count})")
-    for item, arrays in zip(items, scratches, strict=True):
-        if count <= 32:
-            item.across(arrays, "0", count, "0")
-        else:
-            share = count // 32
-            item.across(arrays, f"lane() * {share}", share, "0")
-            item.in_warp(32, final=True)
-        item.finish()

@@ -67,10 +67,11 @@ class Emitter(KernelText):
 
     A scheduler sets ``index`` (text of the thread's index on every axis), ``limit`` (text of how much is left along the
     batch axis from there; None: nothing is masked), ``mask`` (the boolean tile of that, once it is written),
-    ``edge`` (where the last element of a tile with an edge is), ``reader`` (text that reads an input which is not
-    loaded from global memory) and ``after`` (a reduction's result: 16-bit inputs that were loaded before are converted
-    anew once it is known, so that they take half the registers until then). ``streaming`` asks for cache hints on what
-    is read or written once; rows do better without (1 to 4 % on an H200).
+    ``shift`` (an axis whose index is another text and a constant beyond: offsets keep the two apart, so that machine
+    code can), ``edge`` (where the last element of a tile with an edge is), ``reader`` (text that reads an input which
+    is not loaded from global memory) and ``after`` (a reduction's result: 16-bit inputs that were loaded before are
+    converted anew once it is known, so that they take half the registers until then). ``streaming`` asks for cache
+    hints on what is read or written once; rows do better without (1 to 4 % on an H200).
     """
 
     def __init__(self, space: IterationSpace, tile: TileShape, name: str, header: Iterable[str]) -> None:
@@ -82,6 +83,7 @@ class Emitter(KernelText):
         self.limit: str | None = "limit"
         self.mask: str | None = None
         self.edge: Edge | None = None
+        self.shift: tuple[int, str, int] | None = None
         self.streaming = False
         self.clusters_combined = 0
         self.reader: dict[int, Callable[[], str]] = {}
@@ -149,7 +151,17 @@ class Emitter(KernelText):
         return tuple(a for a in varied if a > axis)
 
     def offset(self, node_id: int) -> str:
-        """A variable with the tensor's element offset at the thread's origin."""
+        """Text of the tensor's element offset at the thread's origin: a variable, and a constant beyond it."""
+        if self.shift is None or not self.space.strides[node_id][self.shift[0]]:
+            return self._offset(node_id)
+        axis, origin, beyond = self.shift
+        index, self.index[axis] = self.index[axis], origin
+        found = self._offset(node_id)
+        self.index[axis] = index
+        stride = self.stride(node_id, axis)
+        return found + (f" + {beyond}" + (f" * {stride}" if stride != "1" else "") if beyond else "")
+
+    def _offset(self, node_id: int) -> str:
         terms: list[str] = []
         signature: list[tuple[str, str]] = []
         for axis, stride in enumerate(self.space.strides[node_id]):

@@ -173,7 +173,7 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
     if fit is None:
         shared = fit_shared(space, halves)
         assert shared is not None, "asked about a problem that was refused"
-        walkers = max(problem.device.multiprocessors // shared.cluster, 1)
+        walkers = problem.device.resident_clusters(shared.cluster, shared.min_blocks)
         return InnerOuterParams(shared, outer, min(space.size(space.kept), walkers))
     vector, peeled = fit.vector, fit.peeled
     chunks = count_chunks(extent, vector, peeled=peeled)

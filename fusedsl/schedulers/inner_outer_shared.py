@@ -7,18 +7,11 @@ the other half of shared memory, by ``cp.async``, every thread what it will read
 thread's reads of a row come before the copies that it issues over it. A thread owns ``tiles`` tiles of ``batch *
 vector`` columns; the text repeats each pass once a tile, for the outer sums stay in registers, which have no index.
 
-The blocks of a cluster exchange partial results of inner reductions by asynchronous remote stores that count down an
-mbarrier of the block they reach; one mbarrier a stage, whose phase is the row's number, counted by the cluster. A
-thread arrives at the cluster barrier when it has read a row's parts of all stages, and waits there before its warp
-sends parts of the next row: half a row of work lies between, and a block needs the others' parts at that point anyhow.
-Why this is safe:
-
-* Data. Parts of row k + 1 are sent after that barrier, so after all threads of the cluster have read those of row k.
-* Arming. Thread 0 arms an mbarrier for row k + 1 when it has waited there for row k, so that phase is over and the
-  arrival counts for the next; then it arrives at the cluster barrier, which comes before any part of row k + 1.
-* Ends. The mbarriers are armed for the first row before the first arrival. Every row has one wait and one arrival; the
-  wait after the last row keeps blocks alive for the others' parts. Nobody sends to, or waits for, what was armed for a
-  row that does not exist. All blocks of a cluster have the same rows.
+The blocks of a cluster have the same rows, and exchange partial results of inner reductions in every row without a
+barrier, which would wait for the thread's stores and for the copies of the next row. :mod:`~fusedsl.schedulers.cluster`
+says why that is safe; a row's results are used, by its outputs and the outer sums, before the next row's parts are
+sent. Nor does a barrier come before the end: the wait for the last row is enough, and a cluster without rows sends
+nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +30,7 @@ from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import Launch, Problem, Workspace
+from fusedsl.schedulers.cluster import begin_rows, combine_in_cluster, end_row, prepare_cluster
 from fusedsl.schedulers.combine import (
     SPELLINGS,
     Accumulator,
@@ -44,8 +38,6 @@ from fusedsl.schedulers.combine import (
     Reducer,
     Single,
     combine_in_block,
-    combine_in_cluster,
-    prepare_cluster,
 )
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves
@@ -54,7 +46,11 @@ from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.space import IterationSpace, vector_width
 from fusedsl.schedulers.text import dtype_marker
 
-THREADS = 512
+#: Threads of a block and blocks a multiprocessor: of two blocks, one works while the other one's row is exchanged (an
+#: expectation, not timed).
+TWO, ONE = (256, 2), (512, 1)
+#: Blocks of a cluster, two a multiprocessor: larger ones are not portable, and wait for more parts.
+MOST_OF_TWO = 8
 #: Registers of a thread that one value of a tile takes, and that all outer sums may take: with 128 registers a thread
 #: gradients of norms were not seen to spill (nvJitLink 13.5, sm_80 and sm_90a).
 TILE_REGISTERS = 8
@@ -79,6 +75,7 @@ class SharedRows:
         cluster: blocks that share a row.
         exact: the blocks' columns are the row's: nothing is masked.
         resident: what all rows share (weights) is kept in shared memory, else read from global memory in each pass.
+        min_blocks: blocks a multiprocessor should hold.
     """
 
     threads: int
@@ -88,6 +85,7 @@ class SharedRows:
     cluster: int = 1
     exact: bool = False
     resident: bool = False
+    min_blocks: int = 1
 
     @property
     def tile(self) -> int:
@@ -106,7 +104,8 @@ class SharedRows:
 
 
 def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
-    """The smallest cluster that holds a row beside what all rows share, or else a row alone.
+    """What holds a row beside what all rows share, or else a row alone: a block, with another one on the multiprocessor
+    if there is room; or the smallest cluster with two blocks on each, or with one.
 
     None: none does, or the rows cannot be copied or exchanged so.
     """
@@ -118,10 +117,11 @@ def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
         return None
     words = sum(compute_dtype(graph[t].tensor.dtype).itemsize / 4 for t in graph.outputs[halves.stored :])
     most = min(int(SUM_REGISTERS / (held * words)), MAX_ELEMENTS // held)
-    clusters = [c for c in (1, 2, 4, 8, 16) if c == 1 or (c <= device.max_cluster and _is_sent(space))]
-    for resident, cluster in itertools.product((True, False), clusters):
-        tiles = -(-space.axes[last].extent // (THREADS * held * cluster))
-        row = SharedRows(THREADS, vector, held // vector, tiles, cluster, resident=resident)
+    clusters = [c for c in (2, 4, 8, 16) if c <= device.max_cluster and _is_sent(space)]
+    shapes = [(*TWO, 1), (*ONE, 1), *((*TWO, c) for c in clusters if c <= MOST_OF_TWO), *((*ONE, c) for c in clusters)]
+    for resident, (threads, blocks, cluster) in itertools.product((True, False), shapes):
+        tiles = -(-space.axes[last].extent // (threads * held * cluster))
+        row = SharedRows(threads, vector, held // vector, tiles, cluster, resident=resident, min_blocks=blocks)
         shares = bool(_resident(space, vector)) or not resident
         if shares and tiles <= most and _fits(space, row, device):
             return attrs.evolve(row, exact=row.held == space.axes[last].extent)
@@ -171,12 +171,14 @@ def _layout(space: IterationSpace, row: SharedRows) -> tuple[dict[int, int], int
 
 
 def _fits(space: IterationSpace, row: SharedRows, device: DeviceProperties) -> bool:
-    """Whether a block's rows and partial results fit its shared memory."""
+    """Whether a block's rows and partial results fit its share of the shared memory."""
     graph = space.problem.graph
     reductions = [n for n in graph if n.op in SPELLINGS]
     result = sum(compute_dtype(graph[n.inputs[0]].tensor.dtype).itemsize + 8 * SPELLINGS[n.op].pair for n in reductions)
-    static = (2 if row.cluster == 1 else row.cluster) * (row.threads // 32) * result
-    return _layout(space, row)[1] + static <= device.smem_per_block_optin - RESERVED
+    static = 2 * row.cluster * (row.threads // 32) * result
+    barriers = 0 if row.cluster == 1 else 16 * len(reductions)
+    room = min(device.smem_per_block_optin, device.smem_per_sm // row.min_blocks)
+    return _layout(space, row)[1] + static + barriers <= room - RESERVED
 
 
 def shared_rows_kernel(
@@ -211,19 +213,27 @@ class _Kernel:
         e.line(f"mine = thread_x() * {vector}" if p.vector > 1 else "mine = thread_x()")
         if p.cluster > 1:
             e.line(f"begin = cluster_rank() * {e.constant('PART', p.part)}")
+            e.line("origin = begin + mine")
             e.line(f"first = udiv(block_x(), {p.cluster})")
             e.line(f"walkers = udiv(grid_x(), {p.cluster})")
-            prepare_cluster(e, [self.w.round_bytes(s) for s in self.w.reductions.stages], p.threads // 32, p.cluster)
+            sizes = [self.w.round_bytes(stage) for stage in self.w.reductions.stages]
+            prepare_cluster(e, sizes, p.threads // 32, p.cluster, loop=True)
         else:
+            e.line("origin = mine")
             e.line("first = block_x()")
             e.line("walkers = grid_x()")
+        if not p.exact:
+            e.line(f"room = {e.extent(self.last)} - origin")
         self.make_arrays()
         with e.block("if first < rows:"):
             self.copy(list(self.places), "first", "0")
         e.line("async_commit()")
         scalars = self.load_scalars(None, f"min(first, {rows} - 1)")
         sums = self.start_sums()
-        e.line("turn = 0")
+        if p.cluster > 1:
+            begin_rows(e, p.threads // 32)
+        else:
+            e.line("turn = 0")
         with e.block(f"for row in range(first, {rows}, walkers):"):
             e.line("ahead = row + walkers")
             with e.block(f"if ahead < {rows}:"):
@@ -234,23 +244,28 @@ class _Kernel:
                 self.load_scalars(scalars, f"ahead if ahead < {rows} else row")
             e.line("async_wait(1)")
             e.line(f"here = turn * {e.constant('PART', p.part)} + mine")
-            e.locate(self.space.kept, "row")
+            self.stand("row")
             self.one_row(sums)
-            e.line("turn = 1 - turn")
+            if p.cluster > 1:
+                end_row(e)
+            else:
+                e.line("turn = 1 - turn")
         workspaces = self.store_sums(sums, walkers)
-        if p.cluster > 1:
-            e.line("cluster_wait()")
         geometry = Geometry((walkers * p.cluster, 1, 1), (p.threads, 1, 1), p.cluster, dynamic_smem_bytes=self.bytes)
-        return e.launch(e.source(p.threads, 1), geometry), workspaces
+        return e.launch(e.source(p.threads, p.min_blocks), geometry), workspaces
 
     # rows ----------------------------------------------------------------------------------------------------------
 
     def tile(self, index: int) -> None:
         """Stand at a tile's columns."""
-        start = ["begin"] if self.p.cluster > 1 else []
-        if index:
-            start.append(str(index * self.p.tile))
-        self.w.locate_column(self.e, " + ".join(start) or None)
+        e, beyond = self.e, index * self.p.tile
+        e.line(f"col = origin + {beyond}" if index else "col = origin")
+        e.index[self.last], e.shift = "col", (self.last, "origin", beyond)
+        e.limit = None
+        if not self.p.exact:
+            e.line(f"limit = room - {beyond}" if index else "limit = room")
+            e.limit = "limit"
+        e.forget_offsets()
         for node_id, array in self.arrays.items():
             self.e.reader[node_id] = functools.partial(self.read, node_id, array, index)
 
@@ -270,19 +285,19 @@ class _Kernel:
 
     def copy(self, inputs: list[int], row: str, slot: str) -> None:
         """Begin copying this thread's columns of a row."""
-        e = self.e
-        batch, step = e.constant("BATCH", self.p.batch), e.constant("STEP", e.tile.step)
+        e, limit = self.e, None if self.p.exact else "room"
+        count, step = e.constant("CHUNKS", self.p.batch * self.p.tiles), e.constant("STEP", e.tile.step)
         vector = e.constant("VECTOR", self.p.vector)
         e.line(f"there = {slot} + mine" if slot != "0" else "there = mine")
-        e.locate(self.space.kept, row)
-        for index in range(self.p.tiles):
-            with e.block():
-                self.tile(index)
-                at = "there" + (f" + {index * self.p.tile}" if index else "")
-                for node_id in inputs:
-                    source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
-                    array = self.arrays[node_id]
-                    e.line(f"async_copy({array}, {at}, {source}, {e.limit}, {batch}, {step}, {vector})")
+        self.stand(row)
+        for node_id in inputs:
+            source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
+            e.line(f"async_copy({self.arrays[node_id]}, there, {source}, {limit}, {count}, {step}, {vector})")
+
+    def stand(self, row: str) -> None:
+        """Stand at this thread's first column of a row."""
+        self.e.locate(self.space.kept, row)
+        self.e.index[self.last], self.e.shift = "origin", None
 
     def load_scalars(self, into: Ahead | None, row: str) -> Ahead:
         """Load what a row has one of, to variables that the next turn of the loop takes."""
@@ -304,12 +319,13 @@ class _Kernel:
         for stage in self.w.reductions.stages:
             items: list[Exchange] = [Single(reducer, part) for reducer, part in self.reduce(stage)]
             if p.cluster > 1:
-                combine_in_cluster(e, items, p.threads, p.cluster, ("turn", self.w.round_bytes(stage)))
+                combine_in_cluster(e, items, p.threads, p.cluster, self.w.round_bytes(stage))
             else:
                 combine_in_block(e, items, p.threads, turn="turn" if p.threads > 32 else None)
-        if p.cluster > 1:
-            e.line("cluster_arrive()")
         e.hoist([*full, *self.targets])
+        e.index[self.last], e.shift = "origin", None
+        for node_id in full:
+            e.offset(node_id)
         count = e.constant("TILE", e.tile.numel)
         for index in range(p.tiles):
             with e.block():
@@ -353,11 +369,12 @@ class _Kernel:
         e, extent = self.e, self.space.axes[self.last].extent
         batch, step = e.constant("BATCH", self.p.batch), e.constant("STEP", e.tile.step)
         vector = e.constant("VECTOR", self.p.vector)
-        e.line(f"total = first * {e.extent(self.last)}")
+        e.line(f"total = first * {e.extent(self.last)} + origin")
         for tile in range(self.p.tiles):
             with e.block():
                 self.tile(tile)
                 for index, (texts, dtype) in enumerate(zip(sums, self.dtypes, strict=True)):
                     pointer = e.workspace(index, dtype)
-                    e.line(f"store({pointer}, total + col, {e.limit}, {texts[tile]}, {batch}, {step}, {vector})")
+                    beyond = f" + {tile * self.p.tile}" if tile else ""
+                    e.line(f"store({pointer}, total{beyond}, {e.limit}, {texts[tile]}, {batch}, {step}, {vector})")
         return tuple(Workspace(dtype, walkers * extent) for dtype in self.dtypes)

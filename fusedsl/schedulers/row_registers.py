@@ -9,7 +9,8 @@ import torch
 
 from fusedsl.analysis.edges import upstream
 from fusedsl.graph.types import compute_dtype
-from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single, prepare_cluster
+from fusedsl.schedulers.cluster import prepare_cluster
+from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single
 from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.joint import Joint, rounds
 from fusedsl.schedulers.moments import RowMoments

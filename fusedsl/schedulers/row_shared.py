@@ -12,7 +12,8 @@ import functools
 from typing import TypeAlias
 
 from fusedsl.analysis.budgets import place_arrays
-from fusedsl.schedulers.combine import Exchange, ShiftedSum, Single, prepare_cluster
+from fusedsl.schedulers.cluster import prepare_cluster
+from fusedsl.schedulers.combine import Exchange, ShiftedSum, Single
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, Variable
 from fusedsl.schedulers.joint import Joint, rounds

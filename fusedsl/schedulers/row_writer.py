@@ -11,7 +11,8 @@ import torch
 from fusedsl.analysis.reductions import Reductions, find_reductions
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import Problem
-from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block, combine_in_cluster
+from fusedsl.schedulers.cluster import combine_in_cluster
+from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint, find_moments, find_shifted_sums

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
+import attrs
 import pytest
 import torch
 
 import fusedsl
 from fusedsl import executor
 from fusedsl.numba_cuda.compile import compile_kernel
+from fusedsl.numba_cuda.device import H200
 from fusedsl.numba_cuda.interpreter import interpret
+from fusedsl.numba_cuda.interpreter.errors import KernelFault
+from fusedsl.numba_cuda.kernel import KernelSource
 from fusedsl.schedulers import inner_outer_persistent
 from fusedsl.schedulers.columns import ColumnParams
 from fusedsl.schedulers.inner_outer_persistent import InnerOuterParams
@@ -106,6 +111,74 @@ def standardised(x, y):
     return row * scale, scale, (row * scale * y).sum(0)
 
 
+CLUSTER_FORM = "two blocks of two warps, ragged"
+BROKEN = {
+    "the mbarrier is not armed again": ("            mbarrier_expect(arrived, turn, 16)", "            pass"),
+    "it is armed for too few bytes": (
+        "            mbarrier_expect(arrived, turn, 16)",
+        "            mbarrier_expect(arrived, turn, 12)",
+    ),
+    "only the first row waits": ("phase = phase ^ turn", "phase = phase"),
+    "a phase every row": ("phase = phase ^ turn", "phase = 1 - phase"),
+    "waits for the other row": ("mbarrier_wait(arrived, turn, phase)", "mbarrier_wait(arrived, 1 - turn, phase)"),
+    "one mbarrier": ("arrived, turn", "arrived, 0"),
+    "one place for parts": ("turn * 4", "0"),
+    "parts are read from the other place": ("_smem, turn * 4, 4)", "_smem, (1 - turn) * 4, 4)"),
+    "no barrier at first": ("    cluster_wait()\n", ""),
+}
+
+
+@pytest.mark.parametrize("order", ["forward", 1])
+@pytest.mark.parametrize("fault", ["none", *BROKEN])
+def test_the_exchange_needs_all_that_it_has(fault: str, order, forced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six or seven rows a cluster, one stage of reductions."""
+    row, columns = FORMS[CLUSTER_FORM]
+    forced(row, 3)
+
+    def broken(source: KernelSource, *arguments) -> None:
+        text = source.text
+        if fault != "none" and "mbarrier" in text:
+            text = text.replace(*BROKEN[fault])
+            assert text != source.text
+        interpret(attrs.evolve(source, text=text), *arguments, order=order)
+
+    monkeypatch.setattr(executor, "interpret", broken)
+    arguments = (*torch.randn(2, 20, columns), torch.randn(columns), torch.randn(20, 1))
+    if fault == "none":
+        found, expected = fusedsl.fuse(weighted)(*arguments), weighted(*arguments)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+    else:
+        with pytest.raises(KernelFault):
+            fusedsl.fuse(weighted)(*arguments)
+
+
+def test_clusters_without_rows_end(device: str, forced) -> None:
+    row, columns = FORMS[CLUSTER_FORM]
+    forced(row, 24)
+    arguments = (
+        *torch.randn(2, 20, columns, device=device),
+        *torch.randn(1, columns, device=device),
+        torch.ones(20, 1, device=device),
+    )
+    for one, other in zip(fusedsl.fuse(weighted)(*arguments), weighted(*arguments), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_partial_results_in_two_places_by_lanes(device: str, forced) -> None:
+    """More than 32 parts of a row: a lane has a share of them."""
+    row = SharedRows(512, 2, 1, 1, 4)
+    forced(row, 1)
+    arguments = (
+        *torch.randn(2, 5, 3000, device=device),
+        *torch.randn(1, 3000, device=device),
+        torch.ones(5, 1, device=device),
+    )
+    with_sums = fusedsl.fuse(weighted)
+    for one, other in zip(with_sums(*arguments), weighted(*arguments), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_rows_of_several_loops(device: str, forced) -> None:
     forced(SharedRows(32, 4, 1, 2, 2), 4)
     x, grad = torch.randn(2, 3, 7, 252, device=device)
@@ -152,9 +225,11 @@ def segments(function, arch: str, dtype: torch.dtype, rows: int, columns: int):
 
 CHOSEN = [
     ("H200", BF16, 4096, 16384, 1, 132),
-    ("H200", torch.float16, 4096, 32768, 2, 66),
-    ("H200", BF16, 2048, 65536, 4, 33),
+    ("H200", torch.float16, 4096, 32768, 4, 64),
+    ("H200", BF16, 2048, 65536, 8, 32),
+    ("H200", BF16, 2048, 131072, 8, 16),
     ("H200", BF16, 1024, 262144, 16, 8),
+    ("H200", torch.float32, 4096, 32768, 8, 32),
     ("H200", torch.float32, 2048, 65536, 8, 16),
     ("A100", BF16, 4096, 16384, 1, 108),
 ]
@@ -180,6 +255,7 @@ def test_long_rows_are_one_segment_that_does_not_spill(
 @pytest.mark.parametrize(
     ("columns", "functions"),
     [
+        (10_240, (rms_norm,)),
         (16386, (layer_norm, rms_norm)),
         (40000, (layer_norm, rms_norm)),
         (200_008, (layer_norm,)),
@@ -191,8 +267,27 @@ def test_ragged_rows_do_not_spill(columns: int, functions) -> None:
         (segment,) = segments(function, "H200", BF16, 2048, columns)
         row = segment.params.row
         assert row.resident == (columns < 300_000)
-        assert not row.exact and row.held - row.tile * row.cluster < columns <= row.held
+        assert row.exact == (columns == 10_240) and row.held - row.tile * row.cluster < columns <= row.held
         assert compile_kernel(segment.plan.launches[0].source, "sm_90a").spill_bytes == 0
+
+
+def test_clusters_are_resident_together() -> None:
+    """A cluster lies in a group of 16 multiprocessors or more."""
+    counts = {(c, b): H200.resident_clusters(c, b) for c in (1, 2, 4, 8, 16) for b in (1, 2)}
+    assert counts == {
+        (1, 1): 132, (2, 1): 66, (4, 1): 32, (8, 1): 16, (16, 1): 8,
+        (1, 2): 264, (2, 2): 132, (4, 2): 64, (8, 2): 32, (16, 2): 16,
+    }  # fmt: skip
+
+
+def test_blocks_that_share_a_multiprocessor_fit_it() -> None:
+    for function, dtype in itertools.product((layer_norm, rms_norm), (BF16, torch.float32)):
+        (segment,) = segments(function, "H200", dtype, 2048, 32768)
+        row, first = segment.params.row, segment.plan.launches[0]
+        assert (row.threads, row.min_blocks, first.source.min_blocks) == (256, 2, 2)
+        compiled = compile_kernel(first.source, "sm_90a")
+        assert 2 * (compiled.smem_bytes + first.geometry.dynamic_smem_bytes + 1024) <= H200.smem_per_sm
+        assert 2 * 256 * compiled.registers <= H200.registers_per_sm and compiled.spill_bytes == 0
 
 
 def test_what_nothing_holds_falls_back() -> None:

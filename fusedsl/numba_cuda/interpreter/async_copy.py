@@ -21,7 +21,7 @@ from fusedsl.numba_cuda.interpreter.errors import (
 )
 from fusedsl.numba_cuda.interpreter.mbarrier import MBarrier, MBarriers
 from fusedsl.numba_cuda.interpreter.memory import check_alignment
-from fusedsl.numba_cuda.interpreter.ordering import Copy, Event, order_of
+from fusedsl.numba_cuda.interpreter.ordering import Copy, Event, Knowledge, merge, order_of
 from fusedsl.numba_cuda.interpreter.pointer import Pointer
 from fusedsl.numba_cuda.interpreter.shared import SharedArray, locate
 from fusedsl.numba_cuda.interpreter.tile import Array
@@ -123,13 +123,23 @@ def bulk_load(s: SharedArray, index: int, p: Pointer, offset: int, count: int, m
 
 
 def send(
-    what: str, s: SharedArray, index: int, units: tracked.Units, values: Array, barrier: MBarrier, site: int
+    what: str,
+    s: SharedArray,
+    index: int,
+    units: tracked.Units,
+    values: Array,
+    barrier: MBarrier,
+    site: int,
+    told: Knowledge | None = None,
 ) -> None:
-    """Begin putting values into an array of the block whose mbarrier counts their bytes."""
+    """Begin putting values into an array of the block whose mbarrier counts their bytes.
+
+    ``told``: what who waits there learns besides.
+    """
     thread = current_thread()
     copy = Copy(thread, what, site, f"mbarrier_wait on {barrier.name}", barrier.serial)
     tracked.claim(what, s, units, thread, copy)
-    thread.block.scheduler.landing.append(partial(_land, copy, s, index, values, barrier))
+    thread.block.scheduler.landing.append(partial(_land, copy, s, index, values, barrier, told or {}))
     _visit(s.block, copy)
 
 
@@ -137,9 +147,10 @@ def _visit(block: Block, event: Event) -> None:
     block.scheduler.visits.append((block, event))
 
 
-def _land(copy: Copy, s: SharedArray, index: int, values: Array, barrier: MBarrier) -> None:
+def _land(copy: Copy, s: SharedArray, index: int, values: Array, barrier: MBarrier, told: Knowledge) -> None:
     _put(s, index, values)
     copy.phase = barrier.phase
+    barrier.gathered = merge(barrier.gathered, told)
     barrier.land(values.nbytes)
 
 

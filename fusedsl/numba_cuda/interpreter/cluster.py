@@ -11,7 +11,7 @@ from fusedsl.numba_cuda.interpreter.async_copy import send
 from fusedsl.numba_cuda.interpreter.block import Block, Thread, call_site, current_thread
 from fusedsl.numba_cuda.interpreter.errors import BarrierMisuse, InvalidOperand, OutOfBounds, RemoteAccess
 from fusedsl.numba_cuda.interpreter.mbarrier import MBarriers
-from fusedsl.numba_cuda.interpreter.ordering import Event, Knowledge, acquire, merge, order_of, release
+from fusedsl.numba_cuda.interpreter.ordering import Event, Knowledge, acquire, merge, order_of, release, sent
 from fusedsl.numba_cuda.interpreter.pointer import Pointer
 from fusedsl.numba_cuda.interpreter.shared import SharedArray, locate, stored_values
 from fusedsl.numba_cuda.interpreter.tile import Scalar, Tile
@@ -174,7 +174,7 @@ def remote_store_async(s: SharedArray, index: int, tile: Tile | Scalar, rank: in
     target = s.of(peer)
     units = locate("remote_store_async", target, index, len(values))
     barrier = m.of(peer).usable(i, by_copies=True)
-    send("remote_store_async", target, index, units, values, barrier, call_site())
+    send("remote_store_async", target, index, units, values, barrier, call_site(), sent(current_thread()))
 
 
 @attrs.define

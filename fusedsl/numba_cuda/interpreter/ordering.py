@@ -9,7 +9,11 @@ cluster barrier) and that it acquires by waiting there. Knowledge is a mapping o
 * ``("block", block)``: accesses of earlier epochs of that block;
 * ``("warp", block, w)``, ``("lanes", block, w)``: writes, reads of earlier epochs of that warp;
 * ``("cluster", c)``: accesses before that many arrivals at the cluster's barrier;
-* ``("mbarrier", serial)``: copies that completed up to that phase.
+* ``("mbarrier", serial)``: copies that completed up to that phase;
+* ``("landed", serial)``: such copies, by a thread that has heard of it from who waited: over, but perhaps not visible.
+
+An asynchronous remote store makes no access visible but its own. But who sends it has used what its warp read before
+and has waited for what it waited for: that is over for who receives it, and may be overwritten (`sent`).
 """
 
 from __future__ import annotations
@@ -105,6 +109,10 @@ class Event:
             or known.get(("cluster", block.cluster), 0) > self._released()
         )
 
+    def is_over(self, thread: Thread) -> bool:
+        """Whether a thread may overwrite what this accessed."""
+        return self.is_before(thread)
+
     def is_before_arrivals(self, thread: Thread) -> bool:
         """`is_before`, or before an arrival at the cluster barrier of whatever kind that the thread has waited for."""
         block = self.thread.block
@@ -152,6 +160,10 @@ class Copy(Event):
             return self.after.is_before(thread)
         return self.phase is not None and order_of(thread).known.get(("mbarrier", self.barrier), -1) >= self.phase
 
+    def is_over(self, thread: Thread) -> bool:
+        landed = order_of(thread).known.get(("landed", self.barrier), -1)
+        return self.is_before(thread) or (self.phase is not None and landed >= self.phase)
+
     def is_fenced(self) -> bool:
         return self.barrier is not None or (self.after is not None and self.after.is_fenced())
 
@@ -181,6 +193,15 @@ def release(thread: Thread) -> Knowledge:
     return merge(order.known, own)
 
 
+def sent(thread: Thread) -> Knowledge:
+    """What an asynchronous remote store tells who waits for it: which reads and copies are over."""
+    told: Knowledge = {("lanes", thread.block.number, thread.linear // WARP): thread.warp.read_epoch}
+    for (kind, *rest), clock in order_of(thread).known.items():
+        if kind in ("lanes", "landed", "mbarrier"):
+            told = merge(told, {("landed" if kind == "mbarrier" else kind, *rest): clock})
+    return told
+
+
 def acquire(thread: Thread, knowledge: Knowledge) -> None:
     """Let a thread know more."""
     order = order_of(thread)
@@ -202,4 +223,4 @@ def join(threads: Iterable[Thread], block: Block | None = None) -> None:
         order_of(thread).known = together
 
 
-_SHARED_KEYS = ("cluster", "mbarrier")
+_SHARED_KEYS = ("cluster", "landed", "mbarrier")

@@ -31,11 +31,12 @@ def _fault(what: str, verb: str, s: SharedArray, unit: int, other: Event) -> Ker
     )
 
 
-def _check_writes(what: str, verb: str, s: SharedArray, units: Units, thread: Thread) -> None:
+def _check_writes(what: str, s: SharedArray, units: Units, thread: Thread, *, overwrites: bool) -> None:
     first, last = units
     writes = s.watch.writes
+    verb = "overwrites" if overwrites else "reads"
     for write in set(writes[first:last]):
-        if write is not None and not write.is_before(thread):
+        if write is not None and not (write.is_over(thread) if overwrites else write.is_before(thread)):
             raise _fault(what, verb, s, writes.index(write, first, last), write)
 
 
@@ -48,7 +49,7 @@ def read(what: str, s: SharedArray, units: Units, thread: Thread, site: int) -> 
             f"{what} reads element {(unit - s.start) // s.unit} of {s.label}, which nobody has written",
             hint="barrier() before the read, if another thread is to write it",
         )
-    _check_writes(what, "reads", s, units, thread)
+    _check_writes(what, s, units, thread, overwrites=False)
     note_read(s, units, Event(thread, what, site, is_read=True))
 
 
@@ -81,7 +82,7 @@ def _readers(s: SharedArray, units: Units) -> Iterator[tuple[int, Event]]:
 
 def claim(what: str, s: SharedArray, units: Units, thread: Thread, event: Event) -> None:
     """Check that a write comes after the reads and writes of its elements, and note it."""
-    _check_writes(what, "overwrites", s, units, thread)
+    _check_writes(what, s, units, thread, overwrites=True)
     for unit, reader in _readers(s, units):
         if not reader.is_before(thread):
             raise _fault(what, "overwrites", s, unit, reader)

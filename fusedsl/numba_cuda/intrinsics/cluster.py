@@ -2,7 +2,8 @@
 """Blocks of a cluster: its barrier, and access to each other's shared memory (PTX ISA ``barrier.cluster``, ``mapa``,
 ``ld.shared::cluster``, ``st.shared::cluster``, ``st.async``; sm_90).
 
-A block must not end while another may still touch its shared memory: end with a cluster barrier.
+A block must not end while another may still touch its shared memory: it waits on an mbarrier for all that is sent
+to it, or ends with a cluster barrier.
 """
 
 from __future__ import annotations

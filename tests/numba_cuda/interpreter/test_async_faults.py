@@ -360,6 +360,66 @@ def test_asynchronous_remote_stores() -> None:
     )
 
 
+TURNS = """
+m = mbarriers(2)
+s = shared(float32, 4)
+if thread_x() == 0:
+    for turn in range(2):
+        mbarrier_init(m, turn, 1)
+    mbarrier_fence()
+    for turn in range(2):
+        mbarrier_expect(m, turn, 8)
+cluster_arrive()
+cluster_wait()
+for row in range(5):
+    turn = row & 1
+    place = PLACE
+    warp_sum(cast(1.0, float32), 32)
+    if thread_x() < 2:
+        remote_store_async(s, place + cluster_rank(), cast(row, float32), thread_x(), m, turn)
+    mbarrier_wait(m, turn, row >> 1 & 1)
+    if thread_x() == 0:
+        mbarrier_expect(m, turn, 8)
+    shared_load(s, place, 2)
+"""
+
+
+def test_an_asynchronous_remote_store_tells_what_its_sender_has_read() -> None:
+    """Two places in turns need no other barrier; one is not enough, nor is it where lanes do not meet in between."""
+    run_body(TURNS.replace("PLACE", "2 * turn"), {"x": torch.ones(1)}, **CLUSTER)
+    found((SharedRace, UnfinishedCopy), TURNS.replace("PLACE", "0"), **CLUSTER)
+    alone = TURNS.replace("PLACE", "2 * turn").replace("    warp_sum(cast(1.0, float32), 32)\n", "")
+    found(SharedRace, alone, **CLUSTER)
+
+
+def test_an_asynchronous_remote_store_shows_nothing_else() -> None:
+    """What a block received, and told of, may be overwritten by who was told, not read."""
+    told = """
+m = mbarriers(2)
+s = shared(float32, 2)
+if thread_x() == 0:
+    mbarrier_init(m, 0, 1)
+    mbarrier_init(m, 1, 1)
+    mbarrier_fence()
+    mbarrier_expect(m, 0, 4)
+    mbarrier_expect(m, 1, 4)
+cluster_arrive()
+cluster_wait()
+if thread_x() == 0:
+    if cluster_rank() == 0:
+        remote_store_async(s, 0, cast(1.0, float32), 1, m, 0)
+        mbarrier_wait(m, 1, 0)
+        AFTER
+    else:
+        mbarrier_wait(m, 0, 0)
+        remote_store_async(s, 1, cast(2.0, float32), 0, m, 1)
+cluster_arrive()
+cluster_wait()
+"""
+    run_body(told.replace("AFTER", "remote_store(s, 0, cast(3.0, float32), 1)"), {"x": torch.ones(1)}, **CLUSTER)
+    found(UnfinishedCopy, told.replace("AFTER", "remote_load(s, 0, 1, 1)"), **CLUSTER)
+
+
 # other groups --------------------------------------------------------------------------------------------------------
 
 
