@@ -127,8 +127,9 @@ def shared_rows_candidates(
         held = row.tiles * row.batch * row.vector
         if row.part * blocks <= base.part * base.min_blocks and held <= 64:
             walkers = {device.resident_clusters(cluster, blocks), max(device.multiprocessors * blocks // cluster, 1)}
-            for resident, count in itertools.product({base.resident, False}, walkers):
-                yield attrs.evolve(row, exact=row.held == columns, resident=resident), count
+            exact = row.held == columns
+            for whole, count in itertools.product({False, exact and cluster > 1}, walkers):
+                yield attrs.evolve(row, exact=exact, whole=whole), count
 
 
 def candidates(columns: int, base: Any, rows: int, device: DeviceProperties) -> list[Any]:

@@ -3,8 +3,9 @@
 rows, with the rows in shared memory.
 
 A block, or a cluster of blocks that share a row, walks over rows. While a row is worked on the next one is copied to
-the other half of shared memory, by ``cp.async``, every thread what it will read itself: that needs no barrier, and a
-thread's reads of a row come before the copies that it issues over it. A thread owns ``tiles`` tiles of ``batch *
+the other half of shared memory: by ``cp.async``, every thread what it will read itself, which needs no barrier, for a
+thread's reads of a row come before the copies that it issues over it; or by one thread, when the partial results of the
+row in work have met, for whoever sent them has used the row before. A thread owns ``tiles`` tiles of ``batch *
 vector`` columns; the text repeats each pass once a tile, for the outer sums stay in registers, which have no index.
 
 The blocks of a cluster have the same rows, and exchange partial results of inner reductions in every row without a
@@ -30,7 +31,7 @@ from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import Launch, Problem, Workspace
-from fusedsl.schedulers.cluster import begin_rows, combine_in_cluster, end_row, prepare_cluster
+from fusedsl.schedulers.cluster import PHASE, TURN, begin_rows, combine_in_cluster, end_row, prepare_cluster
 from fusedsl.schedulers.combine import (
     SPELLINGS,
     Accumulator,
@@ -76,6 +77,8 @@ class SharedRows:
         exact: the blocks' columns are the row's: nothing is masked.
         resident: what all rows share (weights) is kept in shared memory, else read from global memory in each pass.
         min_blocks: blocks a multiprocessor should hold.
+        whole: one thread copies a block's part of a row, when the parts of the row before have met (in clusters, where
+            ``cp.async`` moves every byte twice from the L2 cache); else every thread copies what it will read.
     """
 
     threads: int
@@ -86,6 +89,7 @@ class SharedRows:
     exact: bool = False
     resident: bool = False
     min_blocks: int = 1
+    whole: bool = False
 
     @property
     def tile(self) -> int:
@@ -124,8 +128,15 @@ def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
         row = SharedRows(threads, vector, held // vector, tiles, cluster, resident=resident, min_blocks=blocks)
         shares = bool(_resident(space, vector)) or not resident
         if shares and tiles <= most and _fits(space, row, device):
-            return attrs.evolve(row, exact=row.held == space.axes[last].extent)
+            exact = row.held == space.axes[last].extent
+            return attrs.evolve(row, exact=exact, whole=exact and cluster > 1 and _is_bulk(space, row))
     return None
+
+
+def _is_bulk(space: IterationSpace, row: SharedRows) -> bool:
+    """Whether all copies are of whole 16-byte pieces."""
+    copied = [*shared_inputs(space), *(_resident(space, row.vector) if row.resident else [])]
+    return all(row.vector * space.problem.graph[i].tensor.dtype.itemsize % 16 == 0 for i in copied)
 
 
 def row_cost(space: IterationSpace) -> int:
@@ -216,6 +227,8 @@ class _Kernel:
             e.line("origin = begin + mine")
             e.line(f"first = udiv(block_x(), {p.cluster})")
             e.line(f"walkers = udiv(grid_x(), {p.cluster})")
+            if p.whole:
+                self.prepare_copies()
             sizes = [self.w.round_bytes(stage) for stage in self.w.reductions.stages]
             prepare_cluster(e, sizes, p.threads // 32, p.cluster, loop=True)
         else:
@@ -225,9 +238,13 @@ class _Kernel:
         if not p.exact:
             e.line(f"room = {e.extent(self.last)} - origin")
         self.make_arrays()
-        with e.block("if first < rows:"):
-            self.copy(list(self.places), "first", "0")
-        e.line("async_commit()")
+        if p.whole:
+            with e.block("if (thread_x() == 0) & (first < rows):"):
+                self.copy_whole(list(self.places), "first", "0")
+        else:
+            with e.block("if first < rows:"):
+                self.copy(list(self.places), "first", "0")
+            e.line("async_commit()")
         scalars = self.load_scalars(None, f"min(first, {rows} - 1)")
         sums = self.start_sums()
         if p.cluster > 1:
@@ -236,13 +253,14 @@ class _Kernel:
             e.line("turn = 0")
         with e.block(f"for row in range(first, {rows}, walkers):"):
             e.line("ahead = row + walkers")
-            with e.block(f"if ahead < {rows}:"):
-                self.copy(list(self.rows), "ahead", f"(1 - turn) * {e.constant('PART', p.part)}")
-            e.line("async_commit()")
+            if not p.whole:
+                with e.block(f"if ahead < {rows}:"):
+                    self.copy(list(self.rows), "ahead", f"(1 - turn) * {e.constant('PART', p.part)}")
+                e.line("async_commit()")
             take_ahead(e, scalars)
             with e.block():
                 self.load_scalars(scalars, f"ahead if ahead < {rows} else row")
-            e.line("async_wait(1)")
+            e.line(f"mbarrier_wait(copied, {TURN}, {PHASE})" if p.whole else "async_wait(1)")
             e.line(f"here = turn * {e.constant('PART', p.part)} + mine")
             self.stand("row")
             self.one_row(sums)
@@ -294,6 +312,29 @@ class _Kernel:
             source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
             e.line(f"async_copy({self.arrays[node_id]}, there, {source}, {limit}, {count}, {step}, {vector})")
 
+    def prepare_copies(self) -> None:
+        """An mbarrier for the copies of rows in turns."""
+        e = self.e
+        e.line("copied = mbarriers(2)")
+        with e.block("if thread_x() == 0:"):
+            e.line("mbarrier_init(copied, 0, 1)")
+            e.line("mbarrier_init(copied, 1, 1)")
+            e.line("mbarrier_fence()")
+
+    def copy_whole(self, inputs: list[int], row: str, turn: str) -> None:
+        """One thread begins copying the block's part of a row."""
+        e, part = self.e, self.e.constant("PART", self.p.part)
+        index = dict(e.index)
+        e.locate(self.space.kept, row)
+        e.index[self.last], e.shift = "begin", None
+        item = sum(self.graph[node_id].tensor.dtype.itemsize for node_id in inputs)
+        e.line(f"mbarrier_expect(copied, {turn}, {item} * {part})")
+        for node_id in inputs:
+            slot = f"({turn}) * {part}" if node_id in self.rows and turn != "0" else "0"
+            source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
+            e.line(f"bulk_load({self.arrays[node_id]}, {slot}, {source}, {part}, copied, {turn})")
+        e.index = index
+
     def stand(self, row: str) -> None:
         """Stand at this thread's first column of a row."""
         self.e.locate(self.space.kept, row)
@@ -322,6 +363,9 @@ class _Kernel:
                 combine_in_cluster(e, items, p.threads, p.cluster, self.w.round_bytes(stage))
             else:
                 combine_in_block(e, items, p.threads, turn="turn" if p.threads > 32 else None)
+            if p.whole and stage == self.w.reductions.stages[0]:  # all have used the row before
+                with e.block(f"if (thread_x() == 0) & (ahead < {e.integer('rows', self.w.rows)}):"):
+                    self.copy_whole(list(self.rows), "ahead", f"1 - {TURN}")
         e.hoist([*full, *self.targets])
         e.index[self.last], e.shift = "origin", None
         for node_id in full:

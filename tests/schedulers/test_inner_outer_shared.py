@@ -48,6 +48,8 @@ FORMS = {
     "a block of two warps": (SharedRows(64, 4, 1, 2, resident=True), 500),
     "one tile": (SharedRows(32, 2, 2, 1), 122),
     "two blocks, exact": (SharedRows(32, 4, 1, 2, 2, exact=True, resident=True), 512),
+    "two blocks, copied as a whole": (SharedRows(32, 4, 1, 2, 2, exact=True, resident=True, whole=True), 512),
+    "four blocks of two warps, copied as a whole": (SharedRows(64, 4, 1, 1, 4, exact=True, whole=True), 1024),
     "two blocks of two warps, ragged": (SharedRows(64, 4, 1, 1, 2), 260),
     "four blocks, ragged": (SharedRows(32, 4, 1, 2, 4, resident=True), 900),
     "four blocks, two of them without columns": (SharedRows(32, 4, 1, 2, 4), 500),
