@@ -31,7 +31,7 @@ _FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
     (elementwise, "nextafter fma"),
     (elementwise, "fast_exp fast_exp2 fast_log fast_log2 fast_reciprocal fast_rsqrt fast_tanh fast_erf fast_divide"),
     (reduce, "tile_sum tile_prod tile_max tile_min tile_any tile_all tile_argmax tile_argmin"),
-    (reduce, "fold_sum fold_prod fold_max fold_min fold_any fold_all fold_argmax fold_argmin"),
+    (reduce, "fold_sum fold_prod fold_max fold_min fold_any fold_all fold_argmax fold_argmin add_rows"),
     (reduce, "warp_sum warp_prod warp_max warp_min warp_any warp_all warp_argmax warp_argmin"),
     (reduce, "shuffle_xor shuffle_down shuffle_index"),
     (random, "random_uniform"),
