@@ -114,6 +114,12 @@ def _is_floating(dtype: torch.dtype) -> bool:
     return compute_dtype(dtype).is_floating_point
 
 
+def part_lines(params: PersistentColumnParams) -> int:
+    """Lines whose parts are in shared memory at once: a half of the warps', and a half of those in a second area."""
+    lines = params.lines // params.merged
+    return max(lines // 2 + lines // 4, 1)
+
+
 def part_bytes(problem: Problem) -> int:
     """Shared memory that the parts of one line take a column, in the stage that takes most."""
     graph = problem.graph

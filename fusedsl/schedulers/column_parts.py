@@ -124,12 +124,13 @@ class Single:
 class Moments:
     """A sum and the sum of squares about the mean, in one pass.
 
-    A thread sums offsets from a shift, and their squares, and moves the shift after each tile by the mean offset, so that
-    it follows the mean: for offsets x with sum s and sum of squares q of n rows, moving the shift by d makes them
-    ``s - n*d`` and ``q - d*(s + (s - n*d))``. That holds for any d (it is the difference of two shifts, not the quotient
-    that asked for it), so an approximate quotient costs nothing, and what rounding leaves in s is not lost. Nothing
-    cancels: s*s <= m*q for the m rows of a tile, so q loses the part m/n at most, a half from the second tile on; the
-    first shift is a value of the first tile. An infinite or NaN sum moves nothing and stays in s.
+    A thread sums offsets from a shift, and their squares, and moves the shift after each tile by the mean offset, so
+    that it follows the mean: moving it by d makes of the sum s and the sum of squares q of n offsets ``s - n*d`` and
+    ``q - d*(s + (s - n*d))``. That holds for any d (it is the difference of two shifts, not the quotient that asked for
+    it), so an approximate quotient costs nothing, and what rounding leaves in s is not lost. Little cancels: the m
+    offsets of a tile have ``s*s <= m*q``, so moving takes at most the part m/n of q, a half from the second tile on.
+    The first shift is one of the first tile's m values, so q is at most m times what is left of it there. An infinite
+    or NaN sum moves nothing and stays in s.
 
     Parts of threads and blocks, means and squares about them, are merged by counts (Chan, Golub and LeVeque 1983).
     """

@@ -5,9 +5,9 @@ A chunk is what the block's tiles cover at a time. Chunk c has place c while the
 places are a ring for the rest, so as many copies are under way. Passes go to and fro: what a pass leaves in the ring is
 what the next one begins with, so every place saves a read in every pass.
 
-A thread copies what it will read itself (``cp.async``), so no barrier is needed: it waits for its own copies, and a copy
-to a place is issued after the instructions that read the place. One group is closed a chunk, empty or not, so a chunk
-has landed when at most ``stages - 1`` younger groups are under way.
+A thread copies what it will read itself (``cp.async``), so no barrier is needed: it waits for its own copies, and a
+copy to a place is issued after the instructions that read the place. One group is closed a chunk, empty or not, so a
+chunk has landed when at most ``stages - 1`` younger groups are under way.
 """
 
 from __future__ import annotations
@@ -47,15 +47,11 @@ class Ring:
         e.integer("places", count)
         e.integer("stay", count - p.stages)
         e.constant("PLACE", p.chunk * p.columns)
-        e.line(f"own = {self.within('thread_y()' if p.lines > 1 else '0')}")
+        e.line(f"own = thread_y() * {e.constant('COLUMNS', p.columns)} + slot" if p.lines > 1 else "own = slot")
         e.line("place = 0")
         with e.block(f"for coming in range({e.constant('STAGES', p.stages)}):"):
             self.copy("coming", ragged=True)
             e.line("async_commit()")
-
-    def within(self, line: str) -> str:
-        """Text of the index in a place of the thread's columns in a row of the chunk."""
-        return "slot" if line == "0" else f"({line}) * {self.e.constant('COLUMNS', self.params.columns)} + slot"
 
     def use(self) -> None:
         """From here on tiles are read from shared memory, at ``place``."""
@@ -112,20 +108,19 @@ class Ring:
 
     def _copy_rows(self, place: str, limit: str | None) -> None:
         e, p = self.e, self.params
-        chunk, step, vector = e.constant("CHUNK", p.chunk), e.constant("STEP", p.lines), e.constant("VECTOR", p.vector)
-        saved = e.index.get(self.row)
-        with e.block(f"for line in range(0, {chunk}, {step}):"):
-            line = "line + thread_y()" if p.lines > 1 else "line"
-            e.line(f"copied = begin + coming * {chunk} + {line}")
-            e.index[self.row] = "copied"
-            if limit is not None and limit != "inside":
-                e.line(f"limit = {limit}")
-                limit = "limit"
-            for node_id, (name, base) in self.arrays.items():
-                index = f"{place} * PLACE + {self.within(line)}"
-                index = index if base == "0" else f"{base} + {index}"
-                e.line(f"async_copy({name}, {index}, {e.pointer(node_id)}, {e.offset(node_id)}, {limit}, 1, 1, {vector})")
-        if saved is None:
-            del e.index[self.row]
-        else:
-            e.index[self.row] = saved
+        batch, step, vector = e.constant("BATCH", p.batch), e.constant("STEP", p.lines), e.constant("VECTOR", p.vector)
+        distance, index = e.constant("LINE_STEP", p.lines * p.columns), dict(e.index)
+        line = " + thread_y()" if p.lines > 1 else ""
+        e.line(f"copied = begin + coming * {e.constant('CHUNK', p.chunk)}{line}")
+        e.index[self.row] = "copied"
+        if limit is not None and limit != "inside":
+            e.line(f"limit = {limit}")
+            limit = "limit"
+        e.forget_offsets()
+        for node_id, (name, base) in self.arrays.items():
+            to = f"{place} * PLACE + own" if base == "0" else f"{base} + {place} * PLACE + own"
+            along = f"{step} * {e.stride(node_id, self.row)}"
+            source = f"{e.pointer(node_id)}, {e.offset(node_id)}, {limit}"
+            e.line(f"async_copy_strided({name}, {to}, {distance}, {source}, {batch}, {step}, {along}, {vector})")
+        e.forget_offsets()
+        e.index = index

@@ -2,14 +2,14 @@
 """Kernels that reduce columns and meet them again: the innermost loop is kept, an outer one is reduced.
 
 A block is ``threads`` along the columns (each owns ``vector`` of them) times ``lines`` along the rows, and has a share
-of the rows of its columns, which it works on in chunks of ``lines * batch`` rows. They come through shared memory, where
-the first ones stay (`column_ring`); the rest is read again in every pass, each time in the opposite direction, so that
-what the last pass read last is still in the L2 cache. Whole chunks have no masks; the rest of the rows has a text of
-its own.
+of the rows of its columns, which it works on in chunks of ``lines * batch`` rows. They come through shared memory,
+where the first ones stay (`column_ring`); the rest is read again in every pass, each time in the opposite direction, so
+that what the last pass read last is still in the L2 cache. Whole chunks have no masks; the rest of the rows has a text
+of its own.
 
-The lines of a block meet by shuffles and in shared memory. Blocks that share columns hand on their parts in global memory and wait for
-each other (a cooperative launch with one grid barrier a stage); each then merges all parts in one order, so they find
-the same bits, and so does the next run.
+The lines of a block meet by shuffles and in shared memory. Blocks that share columns hand on their parts in global
+memory and wait for each other (a cooperative launch with one grid barrier a stage); each then merges all parts in one
+order, so they find the same bits, and so does the next run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fusedsl.schedulers.column_params import (
     PersistentColumnParams,
     column_inputs,
     pairs,
+    part_lines,
     passes,
     resident_places,
     row_outputs,
@@ -227,7 +228,7 @@ class _Writer:
 
     def meet(self, parts: list[ColumnPart]) -> None:
         """Merge the parts of all lines: those of a warp by shuffles, then those of the warps, halving their number at
-        each barrier; line 0 then has the result."""
+        each barrier, in one of two areas in turns; line 0 then has the result."""
         e, p = self.e, self.params
         if p.merged > 1:
             with e.block(f"for turn in range({p.merged.bit_length() - 1}):"):
@@ -257,7 +258,7 @@ class _Writer:
                 rows = "0" if counts is None else f"int(shared_load({counts[0]}, first + line, 1))"
                 vector = e.constant("VECTOR", p.vector)
                 self.merge(parts, [f"shared_load({array}, cell, {vector})" for array in arrays], rows)
-            e.line("first = first + half")
+            e.line(f"first = {lines} // {2 * p.merged} - first")
             e.line("half = half // 2")
 
     def merge_in_warp(self, parts: list[ColumnPart], distance: str) -> None:
@@ -320,8 +321,8 @@ class _Writer:
         for dtype in _dtypes(parts):
             marker = dtype_marker(dtype)
             used[marker] = used.get(marker, 0) + 1
-            lines = self.params.lines // self.params.merged
-            names.append(self.array(f"parts{used[marker]}", marker, lines * self.params.columns))
+            count = part_lines(self.params) * self.params.columns
+            names.append(self.array(f"parts{used[marker]}", marker, count))
         return names
 
     def counts(self, parts: list[ColumnPart]) -> tuple[str, str] | None:
