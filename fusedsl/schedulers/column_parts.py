@@ -129,8 +129,8 @@ class Moments:
     ``q - d*(s + (s - n*d))``. That holds for any d (it is the difference of two shifts, not the quotient that asked for
     it), so an approximate quotient costs nothing, and what rounding leaves in s is not lost. Little cancels: the m
     offsets of a tile have ``s*s <= m*q``, so moving takes at most the part m/n of q, a half from the second tile on.
-    The first shift is one of the first tile's m values, so q is at most m times what is left of it there. An infinite
-    or NaN sum moves nothing and stays in s.
+    The first shift is the mean of the first tile, or, where that has padding, its first row: then q is at most m times
+    what is left of it. An infinite or NaN sum moves nothing and stays in s.
 
     Parts of threads and blocks, means and squares about them, are merged by counts (Chan, Golub and LeVeque 1983).
     """
@@ -179,7 +179,8 @@ class Moments:
         text = e.tile_of(self.joint.source, e.constant("TILE", tile.numel))
         off, step, moved, rest, first = (e.fresh(f"{name}_{w}") for w in ("offset", "step", "moved", "left", "first"))
         with e.block(f"if {self.count} == 0:"):
-            e.line(f"{first} = take({text}, 0, {vector})")
+            mean = f"fold_sum({text}, {vector}) * (1 / {batch})"
+            e.line(f"{first} = {mean if valid is None else f'take({text}, 0, {vector})'}")
             e.line(f"{self.mean} = {self.where_finite(first)}")
         offset = f"{text} - {e.widen(Variable(self.mean, False, True), True, True)}"
         e.line(f"{off} = {offset}" if valid is None else f"{off} = where({valid}, {offset}, 0)")
