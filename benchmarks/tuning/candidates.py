@@ -70,21 +70,27 @@ def column_candidates(base: ColumnParams) -> Iterator[ColumnParams]:
 def persistent_column_candidates(
     columns: int, base: PersistentColumnParams, device: DeviceProperties
 ) -> Iterator[PersistentColumnParams]:
-    """Block shapes and rows in flight; as many blocks as are resident at once, with and without rows that stay.
+    """Block shapes, tiles and copies under way; as many blocks as are resident at once; without copies, too.
 
-    A thread and a block's shared memory hold as many elements as those of ``base`` do at most: more were seen to spill.
+    A thread and a block's shared memory hold as many elements as those of ``base`` do at most (one chunk fewer in wider
+    blocks, whose partial results take more): more were seen to spill, and so were 1024 threads.
     """
-    room = base.resident * base.columns
-    for threads, lines, batch in itertools.product((8, 16, 32, 64), (8, 16, 32, 64), (1, 2, 4, 8)):
-        wide = threads * base.vector
-        if not 256 <= threads * lines <= 512 or wide > 2 * columns or lines * wide > base.lines * base.columns:
+    room, ahead = base.resident * base.columns, (base.stages - 1) * base.chunk * base.columns
+    for threads, size, part in itertools.product((8, 16, 32), (512, 256), (1, 2, 4)):
+        wide, lines, batch = threads * base.vector, size // threads, base.batch // part
+        if wide > max(columns, base.columns) or lines * threads > base.lines * base.threads or batch < 1:
             continue
-        if batch > base.batch:
+        if (size == 256 and part > 1) or (part == 4 and threads != base.threads):
             continue
-        blocks = max(device.multiprocessors // -(-columns // wide), 1)
-        one = attrs.evolve(base, threads=threads, lines=lines, batch=batch, resident=0, exact=columns % wide == 0)
-        for resident in {0, room // (wide * one.chunk) * one.chunk}:
-            yield attrs.evolve(one, blocks=blocks if base.blocks > 1 else 1, resident=resident)
+        blocks = max(device.multiprocessors // -(-columns // wide), 1) if base.blocks > 1 else 1
+        one = attrs.evolve(base, threads=threads, lines=lines, batch=batch, blocks=blocks, exact=columns % wide == 0)
+        places = room // (wide * one.chunk) - (wide > base.columns)
+        least = -(-ahead // (wide * one.chunk)) + 1
+        for stages in (least, 2 * least - 1 if least > 2 else 3):
+            if stages <= places:
+                yield attrs.evolve(one, resident=places * one.chunk, stages=stages)
+        if size == 512 and part == 1:
+            yield attrs.evolve(one, resident=0, stages=1)
 
 
 def inner_outer_candidates(

@@ -16,18 +16,24 @@ from fusedsl.schedulers.combine import SPELLINGS
 from fusedsl.schedulers.joint import Joint, find_moments, rounds
 from fusedsl.schedulers.space import IterationSpace
 
+#: Rows for each one that rounding a block's share up may add.
+_PADDING = 32
+
 
 @attrs.frozen
 class PersistentColumnParams:
     """What decides the text of a persistent column kernel; ``blocks`` and ``resident`` only by whether they are used.
 
+    ``resident`` is at least ``stages`` times ``lines * batch`` where it is used.
+
     Attributes:
         threads: threads along the columns.
         lines: threads along the rows, a power of two.
         vector: columns a thread owns.
-        batch: rows a thread has in flight.
+        batch: rows of a thread's tile.
         blocks: blocks that share a column; more than 1: a cooperative launch.
-        resident: rows of a block's share that stay in shared memory, a multiple of lines * batch; 0: none.
+        resident: rows of a block's share that shared memory holds, a multiple of lines * batch; 0: rows are not copied.
+        stages: how many times lines * batch rows are on their way to shared memory at once.
         exact: the column count is a multiple of threads * vector.
     """
 
@@ -37,6 +43,7 @@ class PersistentColumnParams:
     batch: int = 1
     blocks: int = 1
     resident: int = 0
+    stages: int = 1
     exact: bool = False
 
     @property
@@ -45,14 +52,20 @@ class PersistentColumnParams:
 
     @property
     def chunk(self) -> int:
-        """Rows that a block has in flight."""
+        """Rows of a block's tiles: what it works on at a time."""
         return self.lines * self.batch
+
+    @property
+    def merged(self) -> int:
+        """Lines of one warp, whose parts meet by shuffles."""
+        whole_warps = self.threads * self.lines % 32 == 0
+        return max(32 // self.threads, 1) if whole_warps else 1
 
     @property
     def form(self) -> str:
         """What stands in the text's header: the parameters without the numbers that are not in the text."""
         where = ("rows shared by blocks", "rows of one block")[self.blocks == 1]
-        kept = "resident rows" if self.resident else "no resident rows"
+        kept = f"stages={self.stages}" if self.resident else "no resident rows"
         return (
             f"threads={self.threads}, lines={self.lines}, vector={self.vector}, batch={self.batch}, "
             f"exact={self.exact}, {where}, {kept}"
@@ -101,6 +114,12 @@ def _is_floating(dtype: torch.dtype) -> bool:
     return compute_dtype(dtype).is_floating_point
 
 
+def part_lines(params: PersistentColumnParams) -> int:
+    """Lines whose parts are in shared memory at once: a half of the warps', and a half of those in a second area."""
+    lines = params.lines // params.merged
+    return max(lines // 2 + lines // 4, 1)
+
+
 def part_bytes(problem: Problem) -> int:
     """Shared memory that the parts of one line take a column, in the stage that takes most."""
     graph = problem.graph
@@ -113,6 +132,13 @@ def part_bytes(problem: Problem) -> int:
         return item + (torch.int64.itemsize if SPELLINGS[reduction.op].pair else 0)
 
     return max(sum(map(size, entries)) for entries in rounds(graph, pairs(problem)))
+
+
+def share_rows(space: IterationSpace, params: PersistentColumnParams) -> int:
+    """Rows of a block: whole tiles of rows, so that only the last block has a part of one, if that costs little."""
+    share = -(-space.axes[space.reduced[0]].extent // params.blocks)
+    whole = -(-share // params.chunk) * params.chunk
+    return whole if (whole - share) * _PADDING <= share else share
 
 
 def resident_places(space: IterationSpace, params: PersistentColumnParams) -> tuple[dict[int, int], int]:

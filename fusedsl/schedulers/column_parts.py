@@ -39,8 +39,9 @@ class ColumnPart(Protocol):
     def start(self) -> None:
         """Nothing is accumulated."""
 
-    def add(self, valid: str, base: str) -> None:
-        """Accumulate a tile of rows; ``valid`` is its mask, ``base`` the text of the position of its first row."""
+    def add(self, valid: str | None, base: str) -> None:
+        """Accumulate a tile of rows; ``valid`` is its mask, None if all its rows are there; ``base`` is the text of the
+        position of its first row."""
 
     def fold(self) -> None:
         """Fold what was accumulated to one tile of ``vector`` columns."""
@@ -56,7 +57,7 @@ class ColumnPart(Protocol):
 
 
 class Single:
-    """One reduction."""
+    """One reduction. Sums gather in a tile of one row, other reductions in one of as many rows as are added at once."""
 
     def __init__(self, e: Emitter, node_id: int) -> None:
         self.e = e
@@ -79,18 +80,30 @@ class Single:
     def sources(self) -> tuple[int, ...]:
         return (self.reducer.node.inputs[0],)
 
-    def start(self) -> None:
-        self.part = self.reducer.start(self.e.constant("TILE", self.e.tile.numel))
+    @property
+    def adds(self) -> bool:
+        """Whether it is a sum."""
+        return self.reducer.spelling.word == "sum"
 
-    def add(self, valid: str, base: str) -> None:
+    def start(self) -> None:
         e, tile = self.e, self.e.tile
+        count = e.constant("VECTOR", tile.vector) if self.adds else e.constant("TILE", tile.numel)
+        self.part = self.reducer.start(count)
+
+    def add(self, valid: str | None, base: str) -> None:
+        e, tile = self.e, self.e.tile
+        operand = self.reducer.operand(e.constant("TILE", tile.numel), valid)
+        if self.adds:
+            e.comment(self.reducer.node)
+            e.line(f"{self.part.value} = add_rows({self.part.value}, {operand})")
+            return
         positions = ""
         if self.reducer.spelling.pair:
             batch, step = e.constant("BATCH", tile.batch), e.constant("STEP", tile.step)
             positions = f"iota({batch}, {step}, 1, int64) + ({base})"
             if tile.vector > 1:
                 positions = f"spread({positions}, {e.constant('VECTOR', tile.vector)})"
-        self.reducer.step(self.part, self.reducer.operand(e.constant("TILE", tile.numel), valid), positions)
+        self.reducer.step(self.part, operand, positions)
 
     def fold(self) -> None:
         self.part = self.reducer.fold(self.part, self.e.constant("VECTOR", self.e.tile.vector), final=True)
@@ -111,15 +124,23 @@ class Single:
 class Moments:
     """A sum and the sum of squares about the mean, in one pass.
 
-    The mean and the squares of each tile of rows are taken in the tile, so nothing cancels, and merged with what there
-    is (Chan, Golub and LeVeque 1983); an infinite mean stays infinite.
+    A thread sums offsets from a shift, and their squares, and moves the shift after each tile by the mean offset, so
+    that it follows the mean: moving it by d makes of the sum s and the sum of squares q of n offsets ``s - n*d`` and
+    ``q - d*(s + (s - n*d))``. That holds for any d (it is the difference of two shifts, not the quotient that asked for
+    it), so an approximate quotient costs nothing, and what rounding leaves in s is not lost. Little cancels: the m
+    offsets of a tile have ``s*s <= m*q``, so moving takes at most the part m/n of q, a half from the second tile on.
+    The first shift is the mean of the first tile, or, where that has padding, its first row: then q is at most m times
+    what is left of it. An infinite or NaN sum moves nothing and stays in s.
+
+    Parts of threads and blocks, means and squares about them, are merged by counts (Chan, Golub and LeVeque 1983).
     """
 
     def __init__(self, e: Emitter, joint: Joint) -> None:
         self.e, self.joint = e, joint
         self.dtype = compute_dtype(e.graph[joint.source].tensor.dtype)
         name = e.graph[joint.inner].name
-        self.mean, self.squares, self.count = (e.fresh(f"{name}_{word}") for word in ("part", "squares", "rows"))
+        words = ("part", "squares", "rows", "total")
+        self.mean, self.squares, self.count, self.total = (e.fresh(f"{name}_{word}") for word in words)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -143,6 +164,7 @@ class Moments:
 
     def start(self) -> None:
         self.clear()
+        self.e.line(f"{self.total} = full({self.e.constant('VECTOR', self.e.tile.vector)}, 0, {self.marker})")
 
     def clear(self) -> None:
         vector = self.e.constant("VECTOR", self.e.tile.vector)
@@ -150,23 +172,54 @@ class Moments:
         self.e.line(f"{self.squares} = full({vector}, 0, {self.marker})")
         self.e.line(f"{self.count} = 0")
 
-    def add(self, valid: str, base: str) -> None:
+    def add(self, valid: str | None, base: str) -> None:
         e, tile, name = self.e, self.e.tile, self.e.graph[self.joint.inner].name
         e.comment(e.graph[self.joint.first])
-        count = e.constant("TILE", tile.numel)
-        batch, step = e.constant("BATCH", tile.batch), e.constant("STEP", tile.step)
-        vector = e.constant("VECTOR", tile.vector)
-        text = e.tile_of(self.joint.source, count)
-        held, own, off, squares = (e.fresh(f"{name}_{w}") for w in ("held", "tile", "offset", "tile_squares"))
-        masked = text if e.zero_padded(self.joint.source) else f"where({valid}, {text}, 0)"
-        e.line(f"{held} = min(udiv(max({e.limit} + {step} - 1, 0), {step}), {batch})")
-        e.line(f"{own} = fold_sum({masked}, {vector}) * reciprocal(full(1, max({held}, 1), {self.marker}))")
-        e.line(f"{off} = where({valid}, {text} - {e.widen(Variable(own, False, True), True, True)}, 0)")
-        e.line(f"{squares} = fold_sum({off} * {off}, {vector})")
-        self.merge((own, squares), held)
+        vector, batch = e.constant("VECTOR", tile.vector), e.constant("BATCH", tile.batch)
+        text = e.tile_of(self.joint.source, e.constant("TILE", tile.numel))
+        off, step, moved, rest, first = (e.fresh(f"{name}_{w}") for w in ("offset", "step", "moved", "left", "first"))
+        with e.block(f"if {self.count} == 0:"):
+            mean = f"fold_sum({text}, {vector}) * (1 / {batch})"
+            e.line(f"{first} = {mean if valid is None else f'take({text}, 0, {vector})'}")
+            e.line(f"{self.mean} = {self.where_finite(first)}")
+        offset = f"{text} - {e.widen(Variable(self.mean, False, True), True, True)}"
+        e.line(f"{off} = {offset}" if valid is None else f"{off} = where({valid}, {offset}, 0)")
+        e.line(f"{self.total} = add_rows({self.total}, {off})")
+        e.line(f"{self.squares} = add_rows({self.squares}, {off} * {off})")
+        if valid is None:
+            e.line(f"{self.count} = {self.count} + {batch}")
+        else:
+            stride = e.constant("STEP", tile.step)
+            e.line(f"{self.count} = {self.count} + min(udiv(max({e.limit} + {stride} - 1, 0), {stride}), {batch})")
+        e.line(f"{step} = {self.where_finite(f'{self.total} * {self.inverse()}')}")
+        e.line(f"{moved} = {self.mean} + {step}")
+        e.line(f"{step} = {moved} - {self.mean}")
+        e.line(f"{rest} = {self.total} - {step} * full(1, {self.count}, {self.marker})")
+        e.line(f"{self.squares} = {self.squares} - {step} * ({self.total} + {rest})")
+        e.line(f"{self.mean} = {moved}")
+        e.line(f"{self.total} = {rest}")
+
+    def inverse(self) -> str:
+        """Text of about 1 / rows."""
+        word = "fast_reciprocal" if self.dtype == torch.float32 else "reciprocal"
+        return f"{word}(full(1, max({self.count}, 1), {self.marker}))"
+
+    def where_finite(self, text: str) -> str:
+        """Text of the finite elements of a tile; 0 for the others."""
+        e = self.e
+        name = text
+        if not text.isidentifier():
+            name = e.fresh(f"{e.graph[self.joint.inner].name}_quotient")
+            e.line(f"{name} = {text}")
+        return f"where(abs_({name}) < {e.constant('INF', float('inf'))}, {name}, 0)"
 
     def fold(self) -> None:
-        pass
+        """The mean is the shift and the mean offset."""
+        e = self.e
+        step = e.fresh(f"{e.graph[self.joint.inner].name}_step")
+        e.line(f"{step} = {self.total} * {self.inverse()}")
+        e.line(f"{self.mean} = {self.mean} + {step}")
+        e.line(f"{self.squares} = {self.squares} - {step} * {self.total}")
 
     def merge(self, texts: tuple[str, ...], rows: str) -> None:
         e, name = self.e, self.e.graph[self.joint.inner].name

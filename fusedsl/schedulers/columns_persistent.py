@@ -2,17 +2,18 @@
 """Kernels that reduce columns and meet them again: the innermost loop is kept, an outer one is reduced.
 
 A block is ``threads`` along the columns (each owns ``vector`` of them) times ``lines`` along the rows, and has a share
-of the rows of its columns. The first rows of the share are copied to shared memory and stay there; the rest is read
-again in every pass, each time in the opposite direction, so that what the last pass read last is still in the L2 cache.
+of the rows of its columns, which it works on in chunks of ``lines * batch`` rows. They come through shared memory,
+where the first ones stay (`column_ring`); the rest is read again in every pass, each time in the opposite direction, so
+that what the last pass read last is still in the L2 cache. Whole chunks have no masks; the rest of the rows has a text
+of its own.
 
-The lines of a block meet in shared memory. Blocks that share columns hand on their parts in global memory and wait for
-each other (a cooperative launch with one grid barrier a stage); each then merges all parts in one order, so they find
-the same bits, and so does the next run.
+The lines of a block meet by shuffles and in shared memory. Blocks that share columns hand on their parts in global
+memory and wait for each other (a cooperative launch with one grid barrier a stage); each then merges all parts in one
+order, so they find the same bits, and so does the next run.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,10 +26,14 @@ from fusedsl.schedulers.column_params import (
     PersistentColumnParams,
     column_inputs,
     pairs,
+    part_lines,
+    passes,
     resident_places,
     row_outputs,
+    share_rows,
 )
 from fusedsl.schedulers.column_parts import ColumnPart, Moments, Single
+from fusedsl.schedulers.column_ring import Ring
 from fusedsl.schedulers.columns import count_column_blocks, locate_column_block
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint, rounds
@@ -52,10 +57,11 @@ class _Writer:
         self.outer = tuple(a for a in self.space.kept if a != self.column)
         tile = TileShape(params.batch, params.vector, self.row, self.column, params.lines)
         self.e = Emitter(self.space, tile, name, (f"{problem.graph.name}: {scheduler}", params.form))
-        self.e.streaming = True
         self.workspaces = [Workspace(torch.int32, 1, zeroed=True)] if params.blocks > 1 else []
         self.scratches: dict[tuple[str, str], str] = {}
-        self.copies: dict[int, tuple[str, int]] = {}
+        self.ring = Ring(self.e, self.space, params) if params.resident else None
+        self.share = share_rows(self.space, params)
+        self.blocks = -(-self.space.axes[self.row].extent // self.share)
         self.passes = 0
 
     # the whole -------------------------------------------------------------------------------------------------------
@@ -63,14 +69,15 @@ class _Writer:
     def plan(self) -> KernelPlan:
         e, p = self.e, self.params
         self.locate()
-        self.copy_resident()
+        if self.ring is not None:
+            self.ring.start()
         self.load_columns()
         for entries in rounds(self.problem.graph, pairs(self.problem)):
             self.reduce([Moments(e, x) if isinstance(x, Joint) else Single(e, x) for x in entries])
         self.store_rows()
         self.store_columns()
         geometry = Geometry(
-            (count_column_blocks(self.space, p.columns), p.blocks, 1),
+            (count_column_blocks(self.space, p.columns), self.blocks, 1),
             (p.threads, p.lines, 1),
             dynamic_smem_bytes=resident_places(self.space, p)[1],
             cooperative=p.blocks > 1,
@@ -81,14 +88,16 @@ class _Writer:
     # where a thread stands -------------------------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """The thread's first column, the block's rows, and the first of them that is not resident."""
+        """The thread's first column, the block's rows, and how many chunks they are."""
         e, p = self.e, self.params
         block, columns = locate_column_block(e, p.columns), e.constant("COLUMNS", p.columns)
+        chunk = e.constant("CHUNK", p.chunk)
         e.line(f"slot = thread_x() * {e.constant('VECTOR', p.vector)}" if p.vector > 1 else "slot = thread_x()")
         e.line(f"col = {block} * {columns} + slot")
         e.index[self.column] = "col"
         if not p.exact:
             e.line(f"columns = {e.extent(self.column)} - col")
+            e.line(f"inside = {chunk} if columns > 0 else 0")
         rows = e.extent(self.row)
         if p.blocks > 1:
             share = e.integer("share", self.share)
@@ -97,58 +106,12 @@ class _Writer:
         else:
             e.line("begin = 0")
             e.line(f"end = {rows}")
-        e.line(f"mid = min(begin + {e.integer('resident', p.resident)}, end)" if p.resident else "mid = begin")
-
-    @property
-    def share(self) -> int:
-        """Rows of a block."""
-        return -(-self.space.axes[self.row].extent // self.params.blocks)
+        e.line(f"whole = udiv(end - begin, {chunk})")
+        e.line(f"chunks = udiv(end - begin + {chunk} - 1, {chunk})")
 
     @property
     def limit_of_columns(self) -> str | None:
         return None if self.params.exact else "columns"
-
-    def copy_resident(self) -> None:
-        """Begin to copy the resident rows: every thread what it will read, so no barrier is needed."""
-        e, p = self.e, self.params
-        if not p.resident:
-            return
-        for node_id, offset in resident_places(self.space, p)[0].items():
-            dtype = e.graph[node_id].tensor.dtype
-            name = e.fresh(f"{e.graph[node_id].name}_smem")
-            e.line(f"{name} = dynamic_shared({dtype_marker(dtype)}, 0)")
-            self.copies[node_id] = name, offset // dtype.itemsize
-        chunk = e.constant("CHUNK", p.chunk)
-        e.line(f"filled = begin + udiv(mid - begin + {chunk} - 1, {chunk}) * {chunk}")
-        with e.block(f"for start in range(begin, filled, {e.constant('STEP', p.lines)}):"):
-            self.locate_rows("mid")
-            vector = e.constant("VECTOR", p.vector)
-            for node_id, (name, base) in self.copies.items():
-                place, pointer, at = self.place(node_id, base), e.pointer(node_id), e.offset(node_id)
-                e.line(f"async_copy({name}, {place}, {pointer}, {at}, limit, 1, 1, {vector})")
-        e.line("async_commit()")
-
-    def place(self, node_id: int, base: int) -> str:
-        """Index of the thread's row and columns in the shared copy of an input."""
-        e = self.e
-        text = f"(row - begin) * {e.constant('COLUMNS', self.params.columns)} + slot"
-        return text if base == 0 else f"{e.integer(f'{e.pointer(node_id)[:-4]}_base', base)} + {text}"
-
-    def read(self, node_id: int) -> str:
-        """Text that reads a tile of an input from its shared copy."""
-        e, p = self.e, self.params
-        name, base = self.copies[node_id]
-        batch, vector = e.constant("BATCH", p.batch), e.constant("VECTOR", p.vector)
-        distance = e.constant("LINE_STEP", p.lines * p.columns)
-        return f"shared_load_tile({name}, {self.place(node_id, base)}, {batch}, {distance}, {vector})"
-
-    def locate_rows(self, end: str) -> None:
-        """The thread's row in the chunk at ``start``, and the rows left from there; none beyond the last column."""
-        e = self.e
-        e.line("row = start + thread_y()" if self.params.lines > 1 else "row = start")
-        e.index[self.row] = "row"
-        e.line(f"limit = {end} - row" + ("" if self.params.exact else " if columns > 0 else 0"))
-        e.limit = "limit"
 
     # passes ----------------------------------------------------------------------------------------------------------
 
@@ -160,39 +123,52 @@ class _Writer:
             e.value(node_id)
 
     @contextmanager
-    def _chunks(self, head: str, start: str | None, end: str, *, masked: bool) -> Iterator[None]:
-        e, p = self.e, self.params
+    def _chunk(self, head: str, number: str, *, whole: bool) -> Iterator[None]:
+        """A block of the text that works on one chunk, the ``whole`` ones in a loop."""
+        e, p, ring = self.e, self.params, self.ring
+        chunk, first, backwards = e.constant("CHUNK", p.chunk), self.passes == 0, self.passes % 2 == 1
         with e.block(head):
-            if start is not None:
-                e.line(f"start = {start}")
-            self.locate_rows(end)
-            if masked:
-                batch, step = e.constant("BATCH", p.batch), e.constant("STEP", p.lines)
-                e.line(f"valid = chunk_mask(limit, {batch}, {step}, {e.constant('VECTOR', p.vector)})")
+            if number != "chunk":
+                e.line(f"chunk = {number}")
+            if ring is not None:
+                if backwards:
+                    ring.step_back()
+                ring.wait()
+            e.line(f"row = begin + chunk * {chunk}" + (" + thread_y()" if p.lines > 1 else ""))
+            e.index[self.row] = "row"
+            e.limit = None if p.exact else "inside"
+            if not whole:
+                e.line("limit = end - row" + ("" if p.exact else " if columns > 0 else 0"))
+                e.limit = "limit"
             yield
+            if ring is not None:
+                if whole or backwards:
+                    ring.follow(first=first, backwards=backwards)
+                if not backwards:
+                    ring.step_on()
         del e.index[self.row]
         e.limit = self.limit_of_columns
 
-    def chunks(self, *, masked: bool) -> Iterator[None]:
-        """The loops of a pass over the block's rows: those that are read again, then the resident ones.
+    def chunks(self, *, last: bool) -> Iterator[str | None]:
+        """The texts of a pass over the block's rows: the loop over whole chunks, and what is left.
 
-        ``masked``: with ``valid``, which tells rows from padding.
+        Gives the limit of the rows where there are rows and padding, None in whole chunks. ``last``: no other pass
+        follows, so what is read may leave the caches.
         """
-        e, chunk = self.e, self.e.constant("CHUNK", self.params.chunk)
-        backwards = self.passes % 2 == 1
-        if backwards:
-            e.line(f"last = mid + udiv(max(end - mid - 1, 0), {chunk}) * {chunk}")
-        head = f"for {'back' if backwards else 'start'} in range(mid, end, {chunk}):"
-        with self._chunks(head, "last + mid - back" if backwards else None, "end", masked=masked):
-            yield
-        if self.params.resident:
-            if self.passes == 0:
-                e.line("async_wait(0)")
-            for node_id in self.copies:
-                e.reader[node_id] = functools.partial(self.read, node_id)
-            with self._chunks(f"for start in range(begin, mid, {chunk}):", None, "mid", masked=masked):
-                yield
-            e.reader.clear()
+        e = self.e
+        e.streaming = last
+        parts = [
+            ("for back in range(whole):", "whole - 1 - back", True)
+            if self.passes % 2 == 1
+            else ("for chunk in range(whole):", "chunk", True),
+            ("if whole < chunks:", "whole", False),
+        ]
+        if self.ring is not None:
+            self.ring.use()
+        for head, number, whole in parts if self.passes % 2 == 0 else reversed(parts):
+            with self._chunk(head, number, whole=whole):
+                yield None if whole else e.limit
+        e.reader.clear()
         self.passes += 1
 
     def reduce(self, parts: list[ColumnPart]) -> None:
@@ -202,9 +178,15 @@ class _Writer:
         early = self.row_outputs(early=True) if self.passes == 0 else []
         for part in parts:
             part.start()
-        for _ in self.chunks(masked=True):
+        for limit in self.chunks(last=self.passes + 1 == passes(self.space)):
+            valid = None
+            if limit is not None:
+                batch, step, vector = self.params.batch, self.params.lines, self.params.vector
+                sizes = e.constant("BATCH", batch), e.constant("STEP", step), e.constant("VECTOR", vector)
+                e.line(f"valid = chunk_mask({limit}, {', '.join(sizes)})")
+                valid = "valid"
             for part in parts:
-                part.add("valid", "row")
+                part.add(valid, "row")
             for node_id in early:
                 e.store(node_id)
         for part in parts:
@@ -221,7 +203,7 @@ class _Writer:
         e, outputs = self.e, self.row_outputs(early=False)
         if outputs:
             e.hoist(outputs)
-            for _ in self.chunks(masked=False):
+            for _ in self.chunks(last=True):
                 for node_id in outputs:
                     e.store(node_id)
 
@@ -245,31 +227,45 @@ class _Writer:
     # meetings --------------------------------------------------------------------------------------------------------
 
     def meet(self, parts: list[ColumnPart]) -> None:
-        """Merge the parts of all lines, halving their number at each barrier; line 0 then has the result."""
+        """Merge the parts of all lines: those of a warp by shuffles, then those of the warps, halving their number at
+        each barrier, in one of two areas in turns; line 0 then has the result."""
         e, p = self.e, self.params
-        if p.lines == 1:
+        if p.merged > 1:
+            with e.block(f"for turn in range({p.merged.bit_length() - 1}):"):
+                self.merge_in_warp(parts, f"{p.threads} << turn")
+        if p.lines == p.merged:
             return
         columns, lines = e.constant("COLUMNS", p.columns), e.constant("STEP", p.lines)
         arrays, counts = self.arrays(parts), self.counts(parts)
-        e.line(f"half = {lines} // 2")
-        e.line("place = 0")
-        with e.block("while half > 0:"):
+        e.line(f"half = {lines} // {2 * p.merged}")
+        e.line("first = 0")
+        if p.merged == 1:
             e.line("line = thread_y()")
+        else:
+            # The first line of a warp has its parts; the others are past all of them.
+            e.line(f"line = udiv(thread_y(), {p.merged}) if umod(thread_y(), {p.merged}) == 0 else {lines}")
+        with e.block("while half > 0:"):
             with e.block("if line >= half and line < 2 * half:"):
-                e.line(f"cell = (place + line - half) * {columns} + slot")
+                e.line(f"cell = (first + line - half) * {columns} + slot")
                 for array, text in zip(arrays, _texts(parts), strict=True):
                     e.line(f"shared_store({array}, cell, {text})")
                 if counts is not None:
                     with e.block("if thread_x() == 0:"):
-                        e.line(f"shared_store({counts[0]}, place + line - half, full(1, {counts[1]}, int64))")
+                        e.line(f"shared_store({counts[0]}, first + line - half, full(1, {counts[1]}, int64))")
             e.line("barrier()")
             with e.block("if line < half:"):
-                e.line(f"cell = (place + line) * {columns} + slot")
-                rows = "0" if counts is None else f"int(shared_load({counts[0]}, place + line, 1))"
+                e.line(f"cell = (first + line) * {columns} + slot")
+                rows = "0" if counts is None else f"int(shared_load({counts[0]}, first + line, 1))"
                 vector = e.constant("VECTOR", p.vector)
                 self.merge(parts, [f"shared_load({array}, cell, {vector})" for array in arrays], rows)
-            e.line("place = place + half")
+            e.line(f"first = {lines} // {2 * p.merged} - first")
             e.line("half = half // 2")
+
+    def merge_in_warp(self, parts: list[ColumnPart], distance: str) -> None:
+        """Merge the parts of the lanes so far apart."""
+        counted = [part.rows for part in parts if part.rows is not None]
+        rows = f"int(shuffle_xor(full(1, {counted[0]}, int64), {distance}))" if counted else "0"
+        self.merge(parts, [f"shuffle_xor({text}, {distance})" for text in _texts(parts)], rows)
 
     def merge(self, parts: list[ColumnPart], texts: list[str], rows: str) -> None:
         """Merge values, given one after another, into the parts."""
@@ -289,12 +285,12 @@ class _Writer:
         with e.block("if thread_y() == 0:" if p.lines > 1 else None):
             e.line(f"cell = block_y() * {total} + {place}")
             values = zip(dtypes, _texts(parts), strict=True)
-            self.workspaces += store_partials(e, values, p.blocks * kept, "cell", limit, vector, buffers)
+            self.workspaces += store_partials(e, values, self.blocks * kept, "cell", limit, vector, buffers)
         e.line(f"grid_barrier({self.counter()}, 0)")
         for part in parts:
             part.clear()
         first, step = ("thread_y()", e.constant("STEP", p.lines)) if p.lines > 1 else ("0", "1")
-        with e.block(f"for other in range({first}, {e.integer('blocks', p.blocks)}, {step}):"):
+        with e.block(f"for other in range({first}, {e.integer('blocks', self.blocks)}, {step}):"):
             e.line(f"cell = other * {total} + {place}")
             texts = load_partials(e, dtypes, "cell", limit, vector, buffers)
             self.merge(parts, texts, f"min({share}, {e.extent(self.row)} - other * {share})")
@@ -325,7 +321,8 @@ class _Writer:
         for dtype in _dtypes(parts):
             marker = dtype_marker(dtype)
             used[marker] = used.get(marker, 0) + 1
-            names.append(self.array(f"parts{used[marker]}", marker, self.params.lines * self.params.columns))
+            count = part_lines(self.params) * self.params.columns
+            names.append(self.array(f"parts{used[marker]}", marker, count))
         return names
 
     def counts(self, parts: list[ColumnPart]) -> tuple[str, str] | None:

@@ -22,7 +22,8 @@ _RESERVED = """
     erf erfc erfinv lgamma digamma pow_ fmod remainder atan2 hypot copysign nextafter isnan isinf isfinite signbit fma
     barrier shared dynamic_shared shared_load shared_store warp_barrier fence_gpu atomic_add
     row col rows limit valid live begin end start share parts part kept place slot line block outer stop column_blocks
-    mid columns filled last back half line cell other grid_barrier turn ahead more room
+    columns back half line cell other grid_barrier turn ahead more room
+    add_rows chunk chunks whole inside own places stay coming there first copied
     head right edge edges rest
 """
 _WORDS = frozenset(_RESERVED.split())

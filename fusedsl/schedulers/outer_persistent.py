@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 
+from fusedsl.analysis.reductions import find_reductions
 from fusedsl.graph.graph import Graph
 from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.base import KernelPlan, Problem, Refusal
@@ -18,8 +19,10 @@ from fusedsl.schedulers.column_params import (
     PersistentColumnParams,
     column_inputs,
     part_bytes,
+    part_lines,
     passes,
     resident_inputs,
+    share_rows,
 )
 from fusedsl.schedulers.columns import count_column_blocks
 from fusedsl.schedulers.columns_persistent import persistent_column_kernel
@@ -29,12 +32,18 @@ from fusedsl.schedulers.space import IterationSpace, iteration_space, pow2_at_le
 NAME = "outer_persistent"
 
 THREADS = 512
-#: Rows a thread has in flight at most.
+#: Rows of a thread's tile at most.
 BATCH = 8
-#: Elements that the full tensors of a kernel have in a thread's registers together.
-ELEMENTS = 64
-#: Bytes a block reads of a row at least, if the row has them: one sector of a cache line is 32.
-ROW_BYTES = 128
+#: Elements that the full tensors of a kernel have in a thread's tiles together: few if tiles gather in as many
+#: registers, more where the rows of a tile are added one after another.
+ELEMENTS, ADDED_ELEMENTS = 64, 128
+#: Bytes a block reads of a row, if the row has them. Wider blocks have more partial results to read after the barrier:
+#: those of all their columns, from all the blocks that share these.
+ROW_BYTES = 256
+#: Bytes that a multiprocessor keeps on their way while it works on others; the rate times the latency is about 40 KB.
+COPY_BYTES = 48 << 10
+#: Chunks of rows that shared memory holds at least, if they are smaller for it.
+PLACES = 3
 #: Static shared memory that parts of columns may take.
 PARTS_BYTES = 40 << 10
 #: Tensors smaller than this are not worth a barrier of all blocks.
@@ -71,14 +80,15 @@ def compute_heuristics(problem: Problem) -> PersistentColumnParams:
     best: tuple[tuple[int, int], PersistentColumnParams] | None = None
     for wide in (32, 16, 8):
         threads = min(max(wide, THREADS // deep), pow2_at_least(chunks))
-        lines = min(THREADS // threads, deep, _most_lines(space, threads * vector))
+        lines = min(THREADS // threads, deep, _most_lines(space, threads, vector))
         found = PersistentColumnParams(threads, lines, vector, batch, exact=chunks % threads == 0)
         found = attrs.evolve(found, blocks=_blocks(space, found))
-        used = min(count_column_blocks(space, found.columns) * found.blocks, problem.device.multiprocessors)
-        if best is None or (threads * vector * item >= ROW_BYTES and (used, threads) > best[0]):
-            best = (used, threads), found
+        used = min(count_column_blocks(space, found.columns) * found.blocks, problem.device.multiprocessors * 19 // 20)
+        score = used, min(threads * vector * item, ROW_BYTES)
+        if best is None or score >= best[0]:
+            best = score, found
     assert best is not None
-    return attrs.evolve(best[1], resident=_resident(space, best[1]))
+    return _with_copies(space, best[1])
 
 
 def _elements(space: IterationSpace) -> int:
@@ -88,7 +98,8 @@ def _elements(space: IterationSpace) -> int:
     full = sum(1 for strides in space.strides.values() if strides[row])
     shared = sum(1 for i in column_inputs(space)) - 4
     wide = any(compute_dtype(graph[i].tensor.dtype).itemsize > 4 for i in space.strides)
-    held = (ELEMENTS - 4 * max(shared, 0)) // (max(full, 1) * (2 if wide else 1))
+    adds = all(graph[i].op == "sum" for i in find_reductions(graph).nodes)
+    held = ((ADDED_ELEMENTS if adds else ELEMENTS) - 4 * max(shared, 0)) // (max(full, 1) * (2 if wide else 1))
     return 1 << (max(held, 1).bit_length() - 1)
 
 
@@ -104,25 +115,33 @@ def _blocks(space: IterationSpace, params: PersistentColumnParams) -> int:
     return -(-rows // -(-rows // blocks))
 
 
-def _most_lines(space: IterationSpace, columns: int) -> int:
+def _most_lines(space: IterationSpace, threads: int, vector: int) -> int:
     """Lines whose parts of so many columns fit static shared memory, a power of two."""
-    most = PARTS_BYTES // (part_bytes(space.problem) * columns)
-    return 1 << (max(most, 1).bit_length() - 1)
+    lines = THREADS // threads
+    while lines > 1:
+        params = PersistentColumnParams(threads, lines, vector)
+        if part_bytes(space.problem) * params.columns * part_lines(params) <= PARTS_BYTES:
+            break
+        lines //= 2
+    return lines
 
 
-def _resident(space: IterationSpace, params: PersistentColumnParams) -> int:
-    """Rows of a block's share that shared memory holds; none if that is a small part of them."""
+def _with_copies(space: IterationSpace, params: PersistentColumnParams) -> PersistentColumnParams:
+    """With as many of a share's rows in shared memory as it holds, or as are on their way in a kernel of one pass."""
     problem, inputs = space.problem, resident_inputs(space)
     sizes = [problem.graph[i].tensor.dtype.itemsize for i in inputs]
     packed = all(space.strides[i][len(space.axes) - 1] == 1 for i in inputs)
-    if not sizes or not packed or min(sizes) * params.vector < 4 or passes(space) == 1:
-        return 0
-    share = -(-space.axes[space.reduced[0]].extent // params.blocks)
-    parts = part_bytes(problem) * params.columns * params.lines + 8 * params.lines
+    if not sizes or not packed or min(sizes) * params.vector < 4:
+        return params
+    parts = part_bytes(problem) * params.columns * part_lines(params) + 8 * params.lines
     room = problem.device.smem_per_block_optin - parts - 1024
+    while params.batch > 1 and params.chunk * params.columns * sum(sizes) * PLACES > room:
+        params = attrs.evolve(params, batch=params.batch // 2)
     chunk_bytes = params.chunk * params.columns * sum(sizes)
-    chunks = min(room // chunk_bytes, -(-share // params.chunk))
-    return chunks * params.chunk if chunks * params.chunk * 5 >= share else 0
+    most = min(room // chunk_bytes, -(-share_rows(space, params) // params.chunk))
+    stages = min(-(-COPY_BYTES // chunk_bytes) + 1, most)
+    places = most if passes(space) > 1 else stages
+    return attrs.evolve(params, resident=places * params.chunk, stages=max(stages, 1))
 
 
 def schedule(problem: Problem, params: PersistentColumnParams) -> KernelPlan:

@@ -263,7 +263,7 @@ v, j = warp_argmax(v, j, 32)
 w, k = warp_argmin(w, k, 8)
 s = warp_sum(x, 32) + warp_prod(x, 4) + warp_max(x, 16) + warp_min(x, 2) + tile_sum(x) + tile_prod(x) + tile_max(x)
 s = s + shuffle_xor(x, 5) + shuffle_down(x, 1) + shuffle_index(x, lane() - 1) + tile_min(x) + v + w
-f = fold_sum(x, 2) + fold_prod(x, 2) + fold_max(x, 2) + fold_min(x, 2)
+f = add_rows(fold_sum(x, 2), x) + fold_prod(x, 2) + fold_max(x, 2) + fold_min(x, 2)
 g, h = fold_argmax(x, i, 2)
 p, q = fold_argmin(x, i, 2)
 f = where(fold_any(x == 0, 2) & fold_all(x == 1, 2), f + g, p + cast(h + q, DTYPE))

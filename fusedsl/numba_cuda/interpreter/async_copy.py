@@ -49,22 +49,53 @@ def async_copy(
     s: SharedArray, index: int, p: Pointer, offset: int, limit: int | None, batch: int, stride: int, vector: int
 ) -> None:
     """Begin copying ``batch`` chunks of ``vector`` elements; zeros where ``b*stride >= limit``."""
-    nbytes = vector * _same_dtype("async_copy", s, p).itemsize
+    _copy("async_copy", s, (index, stride), p, (offset, stride), limit, batch, stride, vector)
+
+
+def async_copy_strided(
+    s: SharedArray,
+    index: int,
+    stride: int,
+    p: Pointer,
+    offset: int,
+    limit: int | None,
+    batch: int,
+    step: int,
+    batch_stride: int,
+    vector: int,
+) -> None:
+    """The same with a stride for either side; zeros where ``b*step >= limit``."""
+    _copy("async_copy_strided", s, (index, stride), p, (offset, batch_stride), limit, batch, step, vector)
+
+
+def _copy(
+    name: str,
+    s: SharedArray,
+    to: tuple[int, int],
+    p: Pointer,
+    source: tuple[int, int],
+    limit: int | None,
+    batch: int,
+    step: int,
+    vector: int,
+) -> None:
+    """Copies between two starts, each with a stride."""
+    nbytes = vector * _same_dtype(name, s, p).itemsize
     if nbytes < 4 or nbytes & (nbytes - 1):
-        raise InvalidOperand(f"async_copy of chunks of {nbytes} bytes", expected="a power of two, at least 4")
+        raise InvalidOperand(f"{name} of chunks of {nbytes} bytes", expected="a power of two, at least 4")
     thread = current_thread()
     group = order_of(thread).copies[-1]
-    copy = Copy(thread, "async_copy", call_site(), "async_commit() and async_wait(n); barrier() for other threads")
+    copy = Copy(thread, name, call_site(2), "async_commit() and async_wait(n); barrier() for other threads")
     for b in range(batch):
-        to, place = index + b * stride, offset + b * stride
-        units = locate("async_copy", s, to, vector)
-        if limit is None or b * stride < limit:
-            check_alignment("async_copy", p, place, 1, stride, vector)
-            values = _source("async_copy", p, place, vector)
+        index, place = to[0] + b * to[1], source[0] + b * source[1]
+        units = locate(name, s, index, vector)
+        if limit is None or b * step < limit:
+            check_alignment(name, p, place, 1, vector, vector)
+            values = _source(name, p, place, vector)
         else:
             values = np.zeros(vector, s.raw.dtype)
-        tracked.claim("async_copy", s, units, thread, copy)
-        group.append((copy, partial(_put, s, to, values)))
+        tracked.claim(name, s, units, thread, copy)
+        group.append((copy, partial(_put, s, index, values)))
 
 
 def _put(s: SharedArray, index: int, values: Array) -> None:

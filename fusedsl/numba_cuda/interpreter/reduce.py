@@ -96,6 +96,19 @@ def _fold_arg_reduction(name: str, better: Combine) -> Callable[[Tile, Tile, int
     return call
 
 
+def add_rows(total: Tile, t: Tile) -> Tile:
+    """``total`` with the rows of a tile, of as many elements each, added one after another."""
+    for tile in (total, t):
+        _check("add_rows", tile, _NUMBERS)
+    if t.dtype is not total.dtype:
+        raise TileMismatch(f"add_rows of {t.dtype} to {total.dtype}", expected="one dtype")
+    _check_fold("add_rows", t.n, total.n)
+    values = total.values
+    for row in t.values.reshape(-1, total.n):
+        values = values + row
+    return total.__class__(total.dtype, values)
+
+
 def _tile_arg_reduction(name: str, better: Combine) -> Callable[[Tile, Tile], tuple[Tile, Tile]]:
     fold = _fold_arg_reduction(name, better)
 

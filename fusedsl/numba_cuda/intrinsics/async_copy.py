@@ -4,6 +4,7 @@ and bulk copies through the copy engine (``cp.async.bulk``, sm_90)."""
 
 from __future__ import annotations
 
+import attrs
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
@@ -12,7 +13,7 @@ from fusedsl.numba_cuda.convert import asm
 from fusedsl.numba_cuda.dtypes import DType
 from fusedsl.numba_cuda.intrinsics.barrier import statement
 from fusedsl.numba_cuda.intrinsics.mbarrier import check_mbarriers, mbarrier_address
-from fusedsl.numba_cuda.intrinsics.memory import check_index, check_pointer, element_address
+from fusedsl.numba_cuda.intrinsics.memory import Place, check_index, check_pointer, element_address
 from fusedsl.numba_cuda.intrinsics.shared import check_array, check_int, narrow, shared_address
 from fusedsl.numba_cuda.registry import KernelFunction, Typed, is_none, kernel_function, literal
 from fusedsl.numba_cuda.tile import I32, I64
@@ -45,36 +46,95 @@ def async_copy(
     both addresses aligned to the access (PTX ISA ``cp.async``, sm_80). The elements are there after `async_commit` and
     `async_wait` of this thread; other threads need a `barrier` as well.
     """
-    dtype = _same_dtype("async_copy", s, p)
-    batches, distance, width = (
-        literal(a, name) for a, name in ((batch, "batch"), (stride, "stride"), (vector, "vector"))
-    )
-    size = width * dtype.itemsize
-    access = min(size, _MAX_ACCESS)
-    if size < 4 or width & (width - 1) or batches < 1:
-        raise TypingError(
-            f"async_copy takes chunks of a power of two of elements and at least 4 bytes, got vector={width} of {dtype}"
-        )
+    dtype = _check_copy("async_copy", s, index, p, offset, limit)
+    distance = literal(stride, "stride")
+    copies = _Copies(dtype, literal(batch, "batch"), distance, distance, distance, literal(vector, "vector"))
+
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
+        copies.emit(builder, args[:4], None if is_none(limit) else args[4], None)
+
+    return types.none, emit
+
+
+@kernel_function
+def async_copy_strided(
+    s: types.Type,
+    index: types.Type,
+    stride: types.Type,
+    p: types.Type,
+    offset: types.Type,
+    limit: types.Type,
+    batch: types.Type,
+    step: types.Type,
+    batch_stride: types.Type,
+    vector: types.Type,
+) -> Typed:
+    """`async_copy` where the two sides have strides of their own: chunk b goes from ``p[offset + b*batch_stride]`` to
+    ``s[index + b*stride]``; zeros where ``b*step >= limit``. ``batch_stride`` is an int known at run time or a literal.
+    """
+    dtype = _check_copy("async_copy_strided", s, index, p, offset, limit)
+    check_index("batch_stride", batch_stride)
+    known = int(batch_stride.literal_value) if isinstance(batch_stride, types.Literal) else None
+    lits = [literal(a, name) for a, name in ((batch, "batch"), (stride, "stride"), (step, "step"), (vector, "vector"))]
+    copies = _Copies(dtype, lits[0], lits[1], lits[2], known, lits[3])
+
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
+        operands = [args[0], args[1], args[3], args[4]]
+        copies.emit(builder, operands, None if is_none(limit) else args[5], args[8])
+
+    return types.none, emit
+
+
+def _check_copy(
+    name: str, s: types.Type, index: types.Type, p: types.Type, offset: types.Type, limit: types.Type
+) -> DType:
+    """Check the arguments that both copies share; the dtype."""
+    dtype = _same_dtype(name, s, p)
     check_int("index", index)
     check_index("offset", offset)
     if not is_none(limit):
         check_index("limit", limit)
-    instruction = f"cp.async.{'cg' if access == _MAX_ACCESS else 'ca'}.shared.global"
+    return dtype
 
-    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
-        to = shared_address(builder, args[0], args[1], dtype.itemsize)
-        source = element_address(builder, args[2], args[3], dtype)
-        for b in range(batches):
-            operands, constraints, ignore = [to, source], "r,l,~{memory}", ""
-            if not is_none(limit):
-                operands.append(builder.icmp_signed("<=", args[4], ir.Constant(I64, b * distance)))
+
+@attrs.frozen
+class _Copies:
+    """``batch`` chunks of a thread: strides in elements, that of global memory None where known only at run time."""
+
+    dtype: DType
+    batch: int
+    stride: int
+    step: int
+    batch_stride: int | None
+    vector: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.vector * self.dtype.itemsize < 4 or self.vector & (self.vector - 1) or self.batch < 1:
+            raise TypingError(
+                "async_copy takes chunks of a power of two of elements and at least 4 bytes, got "
+                f"vector={self.vector} of {self.dtype}"
+            )
+
+    def emit(
+        self, builder: ir.IRBuilder, operands: list[ir.Value], limit: ir.Value | None, batch_stride: ir.Value | None
+    ) -> None:
+        """The instructions; ``operands`` are array, index, pointer and offset."""
+        itemsize = self.dtype.itemsize
+        size = self.vector * itemsize
+        access = min(size, _MAX_ACCESS)
+        instruction = f"cp.async.{'cg' if access == _MAX_ACCESS else 'ca'}.shared.global"
+        to = shared_address(builder, operands[0], operands[1], itemsize)
+        start = Place(element_address(builder, operands[2], operands[3], self.dtype))
+        for b in range(self.batch):
+            source = start.moved(builder, b, batch_stride, self.batch_stride, itemsize)
+            values, constraints, ignore = [to, source.base], "r,l,~{memory}", ""
+            if limit is not None:
+                values.append(builder.icmp_signed("<=", limit, ir.Constant(I64, b * self.step)))
                 constraints, ignore = "r,l,b,~{memory}", ", $2"
             for part in range(0, size, access):
-                byte = b * distance * dtype.itemsize + part
-                text = f"{instruction} [$0+{byte}], [$1+{byte}], {access}{ignore};"
-                asm(builder, ir.VoidType(), text, constraints, operands, effect=True)
-
-    return types.none, emit
+                byte = b * self.stride * itemsize + part
+                text = f"{instruction} [$0+{byte}], [$1+{source.byte + part}], {access}{ignore};"
+                asm(builder, ir.VoidType(), text, constraints, values, effect=True)
 
 
 @kernel_function
@@ -181,6 +241,7 @@ def async_fence() -> Typed:
 
 FUNCTIONS: tuple[KernelFunction, ...] = (
     async_copy,
+    async_copy_strided,
     async_commit,
     async_wait,
     bulk_load,

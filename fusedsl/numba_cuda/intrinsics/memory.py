@@ -63,7 +63,9 @@ class Place:
     base: ir.Value
     byte: int = 0
 
-    def moved(self, builder: ir.IRBuilder, times: int, stride: ir.Value, known: int | None, itemsize: int) -> Place:
+    def moved(
+        self, builder: ir.IRBuilder, times: int, stride: ir.Value | None, known: int | None, itemsize: int
+    ) -> Place:
         """The place ``times`` strides (of elements) further."""
         if times == 0:
             return self

@@ -127,6 +127,24 @@ def _fold_reduction(name: str, *, whole: bool) -> KernelFunction:
     return _named(fold, full, f"Tile of ``vector`` elements: element k is, over b, of ``t[b*vector + k]`` the {gives}.")
 
 
+@kernel_function
+def add_rows(total: types.Type, t: types.Type) -> Typed:
+    """``total`` with the rows of a tile added one after another: element k of ``total.n`` is
+    ``total[k] + t[k] + t[total.n + k] + ...``. Rows of products become one ``fma`` an element."""
+    totals, tile = _check("add_rows", total, _NUMBERS), _check("add_rows", t, _NUMBERS)
+    if totals.dtype != tile.dtype or tile.n % totals.n:
+        raise TypingError(f"add_rows of {tile} to {totals}")
+
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> ir.Value:
+        values, added = (vector_lanes(builder, argument) for argument in args)
+        for start in range(0, tile.n, totals.n):
+            row = added[start : start + totals.n]
+            values = [_sum(builder, tile.dtype, a, b) for a, b in zip(values, row, strict=True)]
+        return build_vector(builder, element_type(tile.dtype), values)
+
+    return totals, emit
+
+
 def _named(definition: Callable[..., Typed], name: str, doc: str) -> KernelFunction:
     definition.__name__ = name
     definition.__doc__ = doc
@@ -268,4 +286,5 @@ FUNCTIONS: tuple[KernelFunction, ...] = (
     *(_fold_arg(name, name == "argmax", whole=whole) for name in ("argmax", "argmin") for whole in (True, False)),
     _warp_arg("warp_argmax", True),
     _warp_arg("warp_argmin", False),
+    add_rows,
 )

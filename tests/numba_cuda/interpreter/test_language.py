@@ -426,6 +426,7 @@ def test_folds(batch: int) -> None:
     generator = torch.Generator().manual_seed(batch)
     x = torch.randn(batch, 4, generator=generator)
     torch.testing.assert_close(fold("fold_sum(a, 4)", x, x.dtype), x.sum(0))
+    torch.testing.assert_close(fold("add_rows(take(a, 0, 4), a)", x, x.dtype), x[0] + x.sum(0))
     torch.testing.assert_close(fold("fold_prod(a, 4)", x, x.dtype), x.prod(0))
     assert torch.equal(fold("fold_max(a, 4)", x, x.dtype), x.amax(0))
     assert torch.equal(fold("fold_min(a, 4)", x, x.dtype), x.amin(0))
