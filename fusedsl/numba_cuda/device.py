@@ -49,6 +49,8 @@ class DeviceProperties:
         registers_per_sm: 32-bit registers a multiprocessor.
         max_cluster: most blocks a cluster may have; 1 where there are no clusters.
         copy_bandwidth: bytes a second that a device-to-device copy reads plus writes (an estimate).
+        clusters: sizes of clusters, and how many of each are resident at once with one block a multiprocessor; GPUs of
+            one name differ.
     """
 
     name: str
@@ -61,21 +63,27 @@ class DeviceProperties:
     registers_per_sm: int
     max_cluster: int
     copy_bandwidth: float
+    clusters: tuple[tuple[int, int], ...] = ()
 
     def resident_clusters(self, size: int, blocks: int = 1) -> int:
-        """Clusters of ``size`` blocks that are certainly resident at once, with ``blocks`` blocks a multiprocessor.
+        """Clusters of ``size`` blocks that are resident at once, with ``blocks`` blocks a multiprocessor.
 
-        A cluster lies in one group of multiprocessors, so what a group has beyond a multiple may stay idle. A grid that
+        A cluster lies in one group of multiprocessors, so what a group has beyond a multiple stays idle. A grid that
         walks over rows must not have more: a cluster that waits for another one doubles the time.
         """
+        known = dict(self.clusters).get(size)
+        if known is not None:
+            return known * blocks
         if size <= 2 or self.multiprocessors < _GROUP:
             return max(self.multiprocessors * blocks // size, 1)
         return max(self.multiprocessors // _GROUP * (_GROUP * blocks // size), 1)
 
 
 A100 = DeviceProperties("A100", "sm_80", 108, 2048, 166912, 167936, 40 << 20, 65536, 1, 1.75e12)
-H100 = DeviceProperties("H100", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 2.95e12)
-H200 = DeviceProperties("H200", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 4.27e12)
+#: Of one H200.
+_CLUSTERS = ((2, 66), (4, 31), (8, 15), (16, 7))
+H100 = DeviceProperties("H100", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 2.95e12, _CLUSTERS)
+H200 = DeviceProperties("H200", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 4.27e12, _CLUSTERS)
 
 #: GPUs to plan and compile for with none at hand; the first of an architecture stands for it.
 TABLE: tuple[DeviceProperties, ...] = (A100, H200, H100)
@@ -124,15 +132,18 @@ def properties(device_index: int) -> DeviceProperties:
     pins = 2 * 1e3 * read(_MEMORY_CLOCK_KHZ) * read(_MEMORY_BUS_BITS) / 8
     match = re.match(r"sm_(\d+)", arch)
     assert match is not None
+    most, smem = (16 if arch == "sm_90a" else 8) if int(match[1]) >= 90 else 1, read(_SMEM_PER_BLOCK_OPTIN)
+    sizes = [size for size in (2, 4, 8, 16) if size <= most]
     return DeviceProperties(
         name=driver.device_name(device_index),
         arch=arch,
         multiprocessors=read(_MULTIPROCESSORS),
         max_threads_per_sm=read(_MAX_THREADS_PER_SM),
-        smem_per_block_optin=read(_SMEM_PER_BLOCK_OPTIN),
+        smem_per_block_optin=smem,
         smem_per_sm=read(_SMEM_PER_SM),
         l2_bytes=read(_L2_BYTES),
         registers_per_sm=read(_REGISTERS_PER_SM),
-        max_cluster=(16 if arch == "sm_90a" else 8) if int(match[1]) >= 90 else 1,
+        max_cluster=most,
         copy_bandwidth=_COPY_EFFICIENCY * pins if pins else H200.copy_bandwidth,
+        clusters=driver.resident_clusters(device_index, sizes, smem) if sizes else (),
     )

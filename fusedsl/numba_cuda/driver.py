@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from fusedsl.graph.span import FuseError
@@ -134,3 +136,33 @@ def set_function_attribute(function: ctypes.c_void_p, attribute: int, value: int
     """``cuFuncSetAttribute``."""
     with in_context(device_index):
         call("cuFuncSetAttribute", function, attribute, value)
+
+
+#: A kernel that does nothing, compiled by the driver.
+_PROBE = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry probe() { ret; }
+"""
+_ATTRIBUTE_CLUSTER = 4
+
+
+def resident_clusters(device_index: int, sizes: Sequence[int], smem_bytes: int) -> tuple[tuple[int, int], ...]:
+    """For each cluster size how many clusters of blocks with so much shared memory are resident at once.
+
+    A cluster lies within a group of multiprocessors, and the groups of a GPU differ (``cuOccupancyMaxActiveClusters``).
+    """
+    probe = load_function(_PROBE, "probe", device_index)
+    set_function_attribute(probe, FUNCTION_MAX_DYNAMIC_SMEM_BYTES, smem_bytes, device_index)
+    set_function_attribute(probe, FUNCTION_NON_PORTABLE_CLUSTER_ALLOWED, 1, device_index)
+    found = []
+    for size in sizes:
+        packed = struct.pack("<I4x3I", _ATTRIBUTE_CLUSTER, size, 1, 1).ljust(72, b"\0")
+        attribute = ctypes.create_string_buffer(packed, 72)
+        config = struct.pack("<7I4xQQI4x", size, 1, 1, 32, 1, 1, smem_bytes, 0, ctypes.addressof(attribute), 1)
+        count = ctypes.c_int()
+        with in_context(device_index):
+            call("cuOccupancyMaxActiveClusters", ctypes.byref(count), probe, ctypes.create_string_buffer(config))
+        found.append((size, count.value))
+    return tuple(found)
