@@ -183,12 +183,13 @@ def compute_heuristics(problem: Problem) -> InnerOuterParams:
     extent = space.axes[-1].extent
     fit = _fit(space, halves)
     columns = min(pow2_at_least(extent), 16)
-    outer = ColumnParams(columns, 512 // columns, 1, 1)
     if fit is None:
         shared = fit_shared(space, halves)
         assert shared is not None, "asked about a problem that was refused"
         walkers = problem.device.resident_clusters(shared.cluster, shared.min_blocks)
+        outer = ColumnParams(columns, (512 if walkers > 128 else 128) // columns, 1, 1)
         return InnerOuterParams(shared, outer, min(space.size(space.kept), walkers))
+    outer = ColumnParams(columns, 512 // columns, 1, 1)
     vector, peeled = fit.vector, fit.peeled
     chunks = count_chunks(extent, vector, peeled=peeled)
     threads = max(min(pow2_at_least(chunks), 32), 1)

@@ -129,7 +129,7 @@ def fit_shared(space: IterationSpace, halves: Halves) -> SharedRows | None:
         shares = bool(_resident(space, vector)) or not resident
         if shares and tiles <= most and _fits(space, row, device):
             exact = row.held == space.axes[last].extent
-            return attrs.evolve(row, exact=exact, whole=exact and cluster > 1 and _is_bulk(space, row))
+            return attrs.evolve(row, exact=exact, whole=blocks > 1 < cluster and exact and _is_bulk(space, row))
     return None
 
 
