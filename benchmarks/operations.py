@@ -148,12 +148,14 @@ def record(
     Args:
         forward: the function.
         wanted: the arguments that require a gradient.
-        inputs: its arguments; they are not changed into tensors that require a gradient themselves.
+        inputs: its arguments; they are not changed into tensors that require a gradient themselves. Those without a
+            gradient are copied, so that a function which changes some (running statistics) leaves other recorded calls
+            alone.
 
     Returns:
         The result, and the tensors whose gradients are wanted.
     """
-    own = [a.detach().requires_grad_() if index in wanted else a for index, a in enumerate(inputs)]
+    own = [a.detach().requires_grad_() if index in wanted else a.clone() for index, a in enumerate(inputs)]
     with torch.enable_grad():
         return forward(*own), [own[index] for index in wanted]
 

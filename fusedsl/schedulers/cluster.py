@@ -27,6 +27,9 @@ from fusedsl.schedulers.emit import Emitter
 #: among the parts of a row.
 TURN, PHASE, SLOT = "turn", "phase", "slot"
 
+#: Up to so many parts every thread reads all; of more, which would take registers, a lane reads a share.
+ALL_PARTS = 8
+
 
 def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int, *, loop: bool = False) -> None:
     """Arm one mbarrier a round, two in a loop, for what every warp of the cluster will send to this block.
@@ -86,10 +89,12 @@ def combine_in_cluster(e: Emitter, items: list[Exchange], threads: int, cluster:
             e.line(f"mbarrier_expect(arrived, {barrier}, {size * count})")
     first = begin.removesuffix(" + ") or "0"
     for item, arrays in zip(items, scratches, strict=True):
-        if count <= 32:
+        if count <= ALL_PARTS:
             item.across(arrays, first, count, first)
         else:
-            share = count // 32
-            item.across(arrays, f"{begin}lane() * {share}", share, first)
-            item.in_warp(32, final=True)
+            width = min(count, 32)
+            share, lane = count // width, "lane()" if width == 32 else f"umod(lane(), {width})"
+            at = f"{begin}{lane} * {share}" if share > 1 else begin + lane
+            item.across(arrays, at, share, first, final=False)
+            item.in_warp(width, final=True)
         item.finish()

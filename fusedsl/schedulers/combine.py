@@ -193,10 +193,10 @@ class Exchange(Protocol):
     def in_warp(self, width: int, *, final: bool) -> None:
         """All-reduce among ``width`` lanes; ``final``: this is the row's result."""
 
-    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str, *, final: bool = True) -> None:
         """Merge ``count`` partial results from ``first`` on in shared arrays, one a value.
 
-        The row's partial results begin at ``base``.
+        The row's partial results begin at ``base``; ``final``: these are all of them.
         """
 
     def finish(self) -> None:
@@ -222,9 +222,9 @@ class Single:
     def in_warp(self, width: int, *, final: bool) -> None:
         self.accumulator = self.reducer.warp(self.reducer.fold(self.accumulator, None, final=final), width)
 
-    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str, *, final: bool = True) -> None:
         texts = [f"shared_load({array}, {first}, {count})" for array in arrays]
-        self.accumulator = self.reducer.fold(Accumulator(*texts), None, final=True)
+        self.accumulator = self.reducer.fold(Accumulator(*texts), None, final=final)
 
     def finish(self) -> None:
         self.reducer.finish(self.accumulator, vector=False)
@@ -273,7 +273,7 @@ class ShiftedSum:
         e.line(f"{part} = warp_sum({scaled}, {width})" if width > 1 else f"{part} = {scaled}")
         self.top, self.shift, self.part = top, shift, part
 
-    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str, *, final: bool = True) -> None:
         e = self.e
         tops, top, shift = e.fresh(f"{self.names[0]}_all"), e.fresh(self.names[0]), e.fresh(f"{self.names[0]}_shift")
         part = e.fresh(self.names[1])

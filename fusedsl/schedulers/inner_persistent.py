@@ -36,7 +36,7 @@ NAME = "inner_persistent"
 MEASURED_TENSORS = 4
 #: Cost of the arithmetic, an element, up to which a row's results are computed again from the inputs.
 AGAIN_COST = 4
-#: Elements that a thread holds of a row so, and from which on it does (H200: 4 blocks of 256 threads a multiprocessor).
+#: Elements that a thread holds of a row so (H200: 4 blocks of 256 threads a multiprocessor).
 AGAIN_ELEMENTS = 32
 #: Bytes of a row that a block keeps in shared memory before the row is spread over more blocks (H200, 6 blocks a
 #: multiprocessor); twice as many before 16 blocks share it, which was faster with one weight only.
@@ -87,6 +87,7 @@ def compute_heuristics(problem: Problem) -> RowParams:
     again = len(space.reduced) == 1 and beside <= 2 and is_cheap_again(problem)
     if len(space.reduced) == 1 and _is_measured(space):
         held, tile = _preferred(space, held, tile, again=again)
+        held = min(held, AGAIN_ELEMENTS) if peeled and beside else held  # weights lie across: two accesses each
     short = min(tile, ELEMENTS_PER_THREAD)
     if peeled and (len(space.reduced) > 1 or across_inputs(space, vector)):
         short //= 2  # loops that spell out two positions, or move weights, need registers
@@ -100,7 +101,7 @@ def compute_heuristics(problem: Problem) -> RowParams:
             or _shared(problem, space, chunks, vector, short)
             or _streamed(chunks, vector, short)
         )
-    if params.storage == "register" and params.batch * vector >= AGAIN_ELEMENTS:
+    if params.storage == "register" and params.batch * vector > ELEMENTS_PER_THREAD:
         again = again and (params.cluster > 1 or beside == 2)
         params = attrs.evolve(params, again=again, prefetch=not (again and beside == 2))
     if peeled:

@@ -71,13 +71,13 @@ class RowMoments:
             total = f"warp_sum({{}}, {width})" if width > 1 else "({})"
             self._merge(self.values, width, total, final=final)
 
-    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str) -> None:
+    def across(self, arrays: tuple[str, ...], first: str, count: int, base: str, *, final: bool = True) -> None:
         e = self.e
         parts = []
         for array, (marker, _) in zip(arrays, self.values, strict=True):
             parts.append((marker, e.fresh(f"{self.name}_all")))
             e.line(f"{parts[-1][1]} = shared_load({array}, {first}, {count})")
-        self._merge(tuple(parts), count, "tile_sum({})", final=True)
+        self._merge(tuple(parts), count, "tile_sum({})", final=final)
 
     def _merge(self, parts: tuple[tuple[str, str], ...], count: int, total: str, *, final: bool) -> None:
         """Merge ``count`` parts; ``total`` is the text that sums a value of theirs."""
@@ -118,7 +118,7 @@ class RowMoments:
         e.line(f"{squares} = {self.squares} + {off} * {off} * {length}")
         if not _only_for_mean(e.graph, joint):
             total = e.fresh(e.graph[joint.first].name)
-            e.line(f"{total} = {self.mean} * {length}")
+            e.line(f"{total} = {self.mean} * {length} if {length} > 0 else full(1, 0, {self.marker})")
             e.define(joint.first, Variable(total))
         e.define(joint.inner, Variable(mean))
         e.define(joint.second, Variable(squares))

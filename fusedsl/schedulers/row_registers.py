@@ -21,12 +21,11 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
     """A row is one tile, loaded once and kept until its results are stored."""
     p = w.params
     if p.cluster > 1:
-        head = "head + " if p.peeled else ""
-        e.line(f"begin = {head}cluster_rank() * {e.constant('PART', p.tile)}")
+        w.locate_part(e)
     if p.lines > 1:
         w.locate_lines(e)
     else:
-        w.locate_column(e, "begin" if p.cluster > 1 else None)
+        w.locate_column(e, *(w.bounds() or (None,)))
     for node_id in _first_loads(w):
         e.prefetch(node_id)
     if p.lines == 1:  # rows of two loops leave no register free

@@ -31,9 +31,7 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
     tiles = -(-chunks // (p.threads * p.batch * p.cluster))
     part = tiles * p.tile
     if p.cluster > 1:
-        share = e.integer("share", part)
-        e.line(f"begin = {'head + ' if p.peeled else ''}cluster_rank() * {share}")
-        e.line(f"end = min(begin + {share}, {w.end(e)})")
+        w.locate_part(e)
     sizes = {node_id: e.graph[node_id].tensor.dtype.itemsize for node_id in shared_inputs(w.space)}
     places, smem_bytes = place_arrays({node_id: part * size for node_id, size in sizes.items()})
     copies = {}

@@ -16,7 +16,7 @@ from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_i
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, TileShape
 from fusedsl.schedulers.joint import Joint, find_moments, find_shifted_sums
-from fusedsl.schedulers.peel import edge_elements, find_grid
+from fusedsl.schedulers.peel import count_chunks, edge_elements, find_grid
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import IterationSpace, iteration_space
 
@@ -87,6 +87,14 @@ class RowWriter:
         e.line(f"head = -{at} & ({vector} - 1)" if at != "0" else "head = 0")
         e.line(f"right = head + ({extent} & -{vector}) - ({vector} if head > 0 else 0)")
         e.line("edge = thread_x() if thread_x() < head else thread_x() - head + right")
+
+    def locate_part(self, e: Emitter) -> None:
+        """Where the part of this block of a cluster begins and ends: all have as many chunks, the last ones fewer."""
+        p = self.params
+        chunks = count_chunks(self.space.axes[-1].extent, p.vector, peeled=p.peeled)
+        share = e.integer("share", -(-chunks // p.cluster) * p.vector)
+        e.line(f"begin = {'head + ' if p.peeled else ''}cluster_rank() * {share}")
+        e.line(f"end = min(begin + {share}, {self.end(e)})")
 
     def locate_column(self, e: Emitter, start: str | None, end: str | None = None) -> None:
         """The thread's first column, and how many columns are left from there."""

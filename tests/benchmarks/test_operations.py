@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusedsl
 from benchmarks.harness import check_peer, expect, judge, run_case
 from benchmarks.operations import Operation, as_tuple, backward_call
 from benchmarks.peers import PEERS, Peer, eager, fused
-from benchmarks.suites import SUITES, layernorm
+from benchmarks.suites import BATCHNORM, SUITES, batchnorm, layernorm
 from benchmarks.timing import Deadline
 
 OPERATIONS = {operation.name: operation for suite in SUITES.values() for operation in suite.operations}
@@ -155,6 +156,16 @@ def test_results_of_another_form_are_refused() -> None:
     with pytest.raises(ValueError, match=r"result is torch\.float64"):
         judge(expected, [value.double() for value in values])
     judge(expected, [values[0], *[value.float() for value in values[1:]]])
+
+
+def test_recorded_calls_leave_each_other_alone() -> None:
+    """Batch norm changes its running statistics, which torch keeps for the backward pass."""
+    operation = next(one for one in BATCHNORM if one.forward is not None)
+    arguments = operation.make_arguments((2, 3, 4, 4), torch.float32, "cpu")
+    forwards = (batchnorm, fusedsl.fuse(batchnorm), batchnorm)
+    first, *others = [backward_call(forward, operation.wanted, arguments) for forward in forwards]
+    for call in others:
+        torch.testing.assert_close(call(), first())
 
 
 def test_bare_backward_is_the_same_program() -> None:
