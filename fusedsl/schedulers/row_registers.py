@@ -12,7 +12,7 @@ from fusedsl.graph.types import compute_dtype
 from fusedsl.schedulers.cluster import prepare_cluster
 from fusedsl.schedulers.combine import Exchange, Reducer, ShiftedSum, Single
 from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.joint import Joint, rounds
+from fusedsl.schedulers.joint import Joint
 from fusedsl.schedulers.moments import RowMoments
 from fusedsl.schedulers.row_writer import RowWriter, pairs_of_rows
 
@@ -40,7 +40,7 @@ def write_rows_in_registers(w: RowWriter, e: Emitter) -> None:
 
 def _reduce(w: RowWriter, e: Emitter) -> None:
     """The reductions, one exchange between threads after the other."""
-    p, found = w.params, rounds(w.problem.graph, pairs_of_rows(w.problem))
+    p, found = w.params, w.rounds(pairs_of_rows(w.problem))
     if p.cluster > 1:
         prepare_cluster(e, [w.round_bytes(r) for r in found], p.threads // 32, p.cluster)
     for entries in found:

@@ -16,7 +16,7 @@ from fusedsl.schedulers.cluster import prepare_cluster
 from fusedsl.schedulers.combine import Exchange, ShiftedSum, Single
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.joint import Joint, rounds
+from fusedsl.schedulers.joint import Joint
 from fusedsl.schedulers.moments import RowMoments
 from fusedsl.schedulers.peel import count_chunks
 from fusedsl.schedulers.row_params import shared_inputs
@@ -105,7 +105,7 @@ def reduce_shared_rows(w: RowWriter, e: Emitter) -> None:
 
 def shared_rounds(w: RowWriter) -> list[list[int | Joint]]:
     """The exchanges. Pairs are those of rows in registers, where all threads have as many elements."""
-    return rounds(w.problem.graph, pairs_of_rows(w.problem) if w.params.exact else ())
+    return w.rounds(pairs_of_rows(w.problem) if w.params.exact else ())
 
 
 def _pair(w: RowWriter, e: Emitter, entry: Joint) -> Exchange:

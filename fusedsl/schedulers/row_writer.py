@@ -15,8 +15,9 @@ from fusedsl.schedulers.cluster import combine_in_cluster
 from fusedsl.schedulers.combine import Accumulator, Exchange, Reducer, combine_in_block
 from fusedsl.schedulers.edge import Edge
 from fusedsl.schedulers.emit import Emitter, TileShape
-from fusedsl.schedulers.joint import Joint, find_moments, find_shifted_sums
+from fusedsl.schedulers.joint import Joint, find_moments, find_shifted_sums, rounds
 from fusedsl.schedulers.peel import count_chunks, edge_elements, find_grid
+from fusedsl.schedulers.picks import find_picks, load_pick
 from fusedsl.schedulers.row_params import RowParams
 from fusedsl.schedulers.space import IterationSpace, iteration_space
 
@@ -47,6 +48,9 @@ class RowWriter:
         self.rows = self.space.size(self.space.kept)
         self.grid = find_grid(self.space, params.vector) if params.peeled else None
         self.held_edges: dict[int, str] = {}
+        self.picks = find_picks(self.space) if params.split == params.grid == params.lines == 1 else ()
+        if len(self.picks) == len(self.reductions.nodes):
+            self.picks = ()
         if params.peeled:
             assert self.grid is not None, "the tensors of peeled rows must be in step"
             assert params.threads >= edge_elements(params.vector), "too few threads for the edges of a row"
@@ -154,13 +158,22 @@ class RowWriter:
         return f"join({text}, full(1, {base}{e.edge.column}, int64))"
 
     def load_scalars(self, e: Emitter) -> None:
-        """Load what a row has one of, so that nothing waits for it later."""
+        """Load what a row has one of, and the elements that are picked of it, so that nothing waits for them later."""
         last = len(self.space.axes) - 1
         for node_id in e.graph.inputs:
             strides = self.space.strides[node_id]
             if any(strides) and not any(strides[axis] for axis in self.space.reduced) and e.graph.users()[node_id]:
                 assert not strides[last]
                 e.prefetch(node_id)
+
+        for pick in self.picks:
+            load_pick(e, pick)
+
+    def rounds(self, pairs: Iterable[Joint] = ()) -> list[list[int | Joint]]:
+        """What each exchange between threads reduces: pairs given, and the other reductions of a pass."""
+        picked = {pick.sum for pick in self.picks}
+        found = [[entry for entry in entries if entry not in picked] for entries in rounds(self.problem.graph, pairs)]
+        return [entries for entries in found if entries]
 
     # passes over a row ---------------------------------------------------------------------------------------------
 

@@ -48,8 +48,9 @@ def _whole(w: RowWriter) -> Launch:
             reduce_shared_rows(w, e)
         else:
             w.load_scalars(e)
-            for stage in w.reductions.stages:
-                w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, list(stage), bounds)])
+            for entries in w.rounds():
+                singles = [entry for entry in entries if isinstance(entry, int)]
+                w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, singles, bounds)])
         w.stream_outputs(e, bounds)
     w.row_outputs(e)
     blocks = -(-w.rows // p.rows) * p.cluster
