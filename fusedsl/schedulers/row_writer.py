@@ -269,7 +269,7 @@ class RowWriter:
             e.value(node_id)
         guard = "thread_x() == 0" + (" and live" if self.params.rows > 1 and self.space.kept else "")
         if self.params.cluster > 1:
-            guard += " and begin == 0"
+            guard += " and cluster_rank() == 0"
         if self.params.grid > 1:
             guard += " and block_y() == 0"
         with e.block(f"if {guard}:"):

@@ -119,6 +119,18 @@ def test_every_form(device, form, columns, monkeypatch):
     assert_matches_eager(fused, x)
 
 
+def softmax_and_logsumexp(x):
+    return torch.softmax(x, -1), torch.logsumexp(x, -1)
+
+
+@pytest.mark.parametrize("form", ["registers", "registers, cluster", "shared", "shared, cluster", "stream"])
+def test_results_of_rows_are_written_once_for_each(device, form, monkeypatch):
+    """Wherever a row's first chunk begins."""
+    params = FORMS[form][2]
+    monkeypatch.setattr(inner_persistent, "compute_heuristics", lambda problem: params)
+    assert_matches_eager(fusedsl.fuse(softmax_and_logsumexp), torch.randn(9, 257, device=device).to(BF16))
+
+
 @pytest.mark.parametrize("form", ["registers", "shared", "stream"])
 def test_weights_lie_across_the_chunks(device, form, monkeypatch):
     params = FORMS[form][2]
