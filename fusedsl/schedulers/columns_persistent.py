@@ -60,8 +60,8 @@ class _Writer:
         self.workspaces = [Workspace(torch.int32, 1, zeroed=True)] if params.blocks > 1 else []
         self.scratches: dict[tuple[str, str], str] = {}
         self.ring = Ring(self.e, self.space, params) if params.resident else None
-        self.share = share_rows(self.space, params)
-        self.blocks = -(-self.space.axes[self.row].extent // self.share)
+        self.share = max(share_rows(self.space, params), 1)
+        self.blocks = max(-(-self.space.axes[self.row].extent // self.share), 1)
         self.passes = 0
 
     # the whole -------------------------------------------------------------------------------------------------------
