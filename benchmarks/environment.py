@@ -37,10 +37,11 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the working tree (with ``+`` where it was changed); else FUSEDSL_COMMIT; else "unknown"."""
+    """FUSEDSL_COMMIT; else the commit of the working tree (with ``+`` where it was changed); else "unknown"."""
+    given = os.environ.get("FUSEDSL_COMMIT", "")
     found = _output("git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD")
-    if not found:
-        return os.environ.get("FUSEDSL_COMMIT", "") or "unknown"
+    if given or not found:
+        return given or "unknown"
     return found + ("+" if _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no") else "")
 
 
