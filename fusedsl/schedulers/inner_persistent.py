@@ -156,6 +156,8 @@ def elements_per_thread(space: IterationSpace) -> int:
 
 def _is_measured(space: IterationSpace) -> bool:
     """Whether kernels with so many tensors along the row, and so many values a row, were measured."""
+    if len(space.reduced) > 1:
+        return len(space.strides) <= MEASURED_TENSORS
     along = sum(1 for strides in space.strides.values() if strides[-1])
     return along <= MEASURED_TENSORS and len(space.strides) - along <= MEASURED_TENSORS
 

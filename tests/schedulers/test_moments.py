@@ -53,7 +53,8 @@ def test_every_form(device, form, columns, monkeypatch):
     args = [torch.randn(shape, device=device).to(BF16) for shape in ((5, columns), (columns,), (columns,))]
     assert [s.params for s in fused.explain(*args).segments] == [params]
     assert_matches_eager(fused, *args)
-    assert_matches_eager(fusedsl.fuse(with_sum), torch.randn(5, columns, device=device).to(BF16))
+    if columns == FORMS[form][1][0]:
+        assert_matches_eager(fusedsl.fuse(with_sum), torch.randn(5, columns, device=device).to(BF16))
 
 
 @pytest.mark.parametrize("columns", [100, 1024])
