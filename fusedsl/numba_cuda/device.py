@@ -80,7 +80,7 @@ class DeviceProperties:
 
 
 A100 = DeviceProperties("A100", "sm_80", 108, 2048, 166912, 167936, 40 << 20, 65536, 1, 1.75e12)
-#: Of one H200.
+#: Of H200s: 16 and 8 with one block a multiprocessor, 4 as half of 62 with two (another card had 30), 2 by the number.
 _CLUSTERS = ((2, 66), (4, 31), (8, 15), (16, 7))
 H100 = DeviceProperties("H100", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 2.95e12, _CLUSTERS)
 H200 = DeviceProperties("H200", "sm_90a", 132, 2048, 232448, 233472, 50 << 20, 65536, 16, 4.27e12, _CLUSTERS)

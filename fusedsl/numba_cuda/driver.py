@@ -22,6 +22,10 @@ CUDA_ERROR_INVALID_CONTEXT = 201
 FUNCTION_MAX_DYNAMIC_SMEM_BYTES = 8
 FUNCTION_NON_PORTABLE_CLUSTER_ALLOWED = 14
 
+# CUlaunchAttribute: id, pad, 64-byte value
+ATTRIBUTE_BYTES = 72
+_ATTRIBUTE_CLUSTER = 4
+
 # CUstreamCaptureMode
 _CAPTURE_RELAXED = 2
 
@@ -138,6 +142,11 @@ def set_function_attribute(function: ctypes.c_void_p, attribute: int, value: int
         call("cuFuncSetAttribute", function, attribute, value)
 
 
+def cluster_attribute(size: int) -> bytes:
+    """The ``CUlaunchAttribute`` of clusters of ``size`` blocks along x."""
+    return struct.pack("<I4x3I", _ATTRIBUTE_CLUSTER, size, 1, 1).ljust(ATTRIBUTE_BYTES, b"\0")
+
+
 #: A kernel that does nothing, compiled by the driver.
 _PROBE = b"""
 .version 8.0
@@ -145,7 +154,6 @@ _PROBE = b"""
 .address_size 64
 .visible .entry probe() { ret; }
 """
-_ATTRIBUTE_CLUSTER = 4
 
 
 def resident_clusters(device_index: int, sizes: Sequence[int], smem_bytes: int) -> tuple[tuple[int, int], ...]:
@@ -158,8 +166,7 @@ def resident_clusters(device_index: int, sizes: Sequence[int], smem_bytes: int) 
     set_function_attribute(probe, FUNCTION_NON_PORTABLE_CLUSTER_ALLOWED, 1, device_index)
     found = []
     for size in sizes:
-        packed = struct.pack("<I4x3I", _ATTRIBUTE_CLUSTER, size, 1, 1).ljust(72, b"\0")
-        attribute = ctypes.create_string_buffer(packed, 72)
+        attribute = ctypes.create_string_buffer(cluster_attribute(size), ATTRIBUTE_BYTES)
         config = struct.pack("<7I4xQQI4x", size, 1, 1, 32, 1, 1, smem_bytes, 0, ctypes.addressof(attribute), 1)
         count = ctypes.c_int()
         with in_context(device_index):

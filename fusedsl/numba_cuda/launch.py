@@ -33,10 +33,8 @@ _SLOTS_AT = 56
 _SLOT_BYTES = 8
 _SLOT_CODES = {"int64": "q", "float32": "f4x", "float64": "d", "boolean": "?7x"}
 
-# CUlaunchAttribute: id, pad, 64-byte value
-_ATTRIBUTE_BYTES = 72
+# CUlaunchAttribute
 _ATTRIBUTE_COOPERATIVE = 2
-_ATTRIBUTE_CLUSTER = 4
 
 _MAX_THREADS = 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -172,9 +170,9 @@ def launch_attributes(geometry: Geometry) -> bytes:
     """The array of ``CUlaunchAttribute`` a geometry needs, packed (72 bytes each)."""
     packed = b""
     if geometry.cooperative:
-        packed += struct.pack("<I4xi", _ATTRIBUTE_COOPERATIVE, 1).ljust(_ATTRIBUTE_BYTES, b"\0")
+        packed += struct.pack("<I4xi", _ATTRIBUTE_COOPERATIVE, 1).ljust(driver.ATTRIBUTE_BYTES, b"\0")
     if geometry.cluster > 1:
-        packed += struct.pack("<I4x3I", _ATTRIBUTE_CLUSTER, geometry.cluster, 1, 1).ljust(_ATTRIBUTE_BYTES, b"\0")
+        packed += driver.cluster_attribute(geometry.cluster)
     return packed
 
 
@@ -236,7 +234,7 @@ def bind(
     layout = _layout(signature, geometry, constants, sources, types)
     wanted = launch_attributes(geometry)
     packed = ctypes.create_string_buffer(wanted, max(len(wanted), 1))
-    attributes, attribute_count = ctypes.addressof(packed), len(wanted) // _ATTRIBUTE_BYTES
+    attributes, attribute_count = ctypes.addressof(packed), len(wanted) // driver.ATTRIBUTE_BYTES
     pack_into = layout.record.pack_into
     enter = driver.library()["cuLaunchKernelEx"]
     pool: list[tuple[bytearray, ctypes.c_void_p, ctypes.c_void_p]] = []

@@ -20,6 +20,9 @@ All this takes clusters whose blocks have the same rows, and results that are us
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fusedsl.schedulers.combine import Exchange, scratch
 from fusedsl.schedulers.emit import Emitter
 
@@ -31,17 +34,24 @@ TURN, PHASE, SLOT = "turn", "phase", "slot"
 ALL_PARTS = 8
 
 
+@contextmanager
+def new_mbarriers(e: Emitter, name: str, count: int) -> Iterator[None]:
+    """An array of mbarriers of one arrival a phase; inside stands what the thread does that initialises them."""
+    e.line(f"{name} = mbarriers({count})")
+    with e.block("if thread_x() == 0:"):
+        for index in range(count):
+            e.line(f"mbarrier_init({name}, {index}, 1)")
+        e.line("mbarrier_fence()")
+        yield
+
+
 def prepare_cluster(e: Emitter, rounds: list[int], warps: int, cluster: int, *, loop: bool = False) -> None:
     """Arm one mbarrier a round, two in a loop, for what every warp of the cluster will send to this block.
 
     ``rounds``: bytes a warp sends, a round.
     """
     sizes = [size for size in rounds for _ in range(1 + loop)]
-    e.line(f"arrived = mbarriers({len(sizes)})")
-    with e.block("if thread_x() == 0:"):
-        for index in range(len(sizes)):
-            e.line(f"mbarrier_init(arrived, {index}, 1)")
-        e.line("mbarrier_fence()")
+    with new_mbarriers(e, "arrived", len(sizes)):
         for index, size in enumerate(sizes):
             e.line(f"mbarrier_expect(arrived, {index}, {size * warps * cluster})")
     e.line("cluster_arrive_relaxed()")

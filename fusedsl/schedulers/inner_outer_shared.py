@@ -31,15 +31,16 @@ from fusedsl.numba_cuda.device import DeviceProperties
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.ahead import Ahead, load_ahead, take_ahead
 from fusedsl.schedulers.base import Launch, Problem, Workspace
-from fusedsl.schedulers.cluster import PHASE, TURN, begin_rows, combine_in_cluster, end_row, prepare_cluster
-from fusedsl.schedulers.combine import (
-    SPELLINGS,
-    Accumulator,
-    Exchange,
-    Reducer,
-    Single,
-    combine_in_block,
+from fusedsl.schedulers.cluster import (
+    PHASE,
+    TURN,
+    begin_rows,
+    combine_in_cluster,
+    end_row,
+    new_mbarriers,
+    prepare_cluster,
 )
+from fusedsl.schedulers.combine import SPELLINGS, Accumulator, Exchange, Reducer, Single, combine_in_block
 from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.halves import Halves
 from fusedsl.schedulers.row_params import RowParams, shared_inputs
@@ -47,8 +48,7 @@ from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.space import IterationSpace, vector_width
 from fusedsl.schedulers.text import dtype_marker
 
-#: Threads of a block and blocks a multiprocessor: of two blocks, one works while the other one's row is exchanged (an
-#: expectation, not timed).
+#: Threads of a block and blocks a multiprocessor: of two blocks, one works while the other one's row is exchanged.
 TWO, ONE = (256, 2), (512, 1)
 #: Blocks of a cluster, two a multiprocessor: larger ones are not portable, and wait for more parts.
 MOST_OF_TWO = 8
@@ -228,7 +228,8 @@ class _Kernel:
             e.line(f"first = udiv(block_x(), {p.cluster})")
             e.line(f"walkers = udiv(grid_x(), {p.cluster})")
             if p.whole:
-                self.prepare_copies()
+                with new_mbarriers(e, "copied", 2):  # for rows in turns
+                    pass
             sizes = [self.w.round_bytes(stage) for stage in self.w.reductions.stages]
             prepare_cluster(e, sizes, p.threads // 32, p.cluster, loop=True)
         else:
@@ -311,15 +312,6 @@ class _Kernel:
         for node_id in inputs:
             source = f"{e.pointer(node_id)}, {e.offset(node_id)}"
             e.line(f"async_copy({self.arrays[node_id]}, there, {source}, {limit}, {count}, {step}, {vector})")
-
-    def prepare_copies(self) -> None:
-        """An mbarrier for the copies of rows in turns."""
-        e = self.e
-        e.line("copied = mbarriers(2)")
-        with e.block("if thread_x() == 0:"):
-            e.line("mbarrier_init(copied, 0, 1)")
-            e.line("mbarrier_init(copied, 1, 1)")
-            e.line("mbarrier_fence()")
 
     def copy_whole(self, inputs: list[int], row: str, turn: str) -> None:
         """One thread begins copying the block's part of a row."""

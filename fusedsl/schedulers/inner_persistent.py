@@ -74,7 +74,7 @@ def _check_blocks(problem: Problem, space: IterationSpace) -> Refusal | None:
 
 
 def compute_heuristics(problem: Problem) -> RowParams:
-    """16 elements a thread, short rows several to a block; then shared memory, then clusters, then streaming."""
+    """Registers, short rows several to a block, then of a cluster; then shared memory, then streaming."""
     space = iteration_space(problem)
     last = len(space.axes) - 1
     extent = space.axes[last].extent

@@ -12,15 +12,13 @@ import functools
 from typing import TypeAlias
 
 from fusedsl.analysis.budgets import place_arrays
-from fusedsl.schedulers.cluster import prepare_cluster
-from fusedsl.schedulers.combine import Exchange, ShiftedSum, Single
+from fusedsl.schedulers.cluster import new_mbarriers, prepare_cluster
 from fusedsl.schedulers.edge import Edge
-from fusedsl.schedulers.emit import Emitter, Variable
-from fusedsl.schedulers.joint import Joint
-from fusedsl.schedulers.moments import RowMoments
+from fusedsl.schedulers.emit import Emitter
 from fusedsl.schedulers.peel import count_chunks
 from fusedsl.schedulers.row_params import shared_inputs
-from fusedsl.schedulers.row_writer import RowWriter, pairs_of_rows
+from fusedsl.schedulers.row_passes import rounds_of_passes
+from fusedsl.schedulers.row_writer import RowWriter
 from fusedsl.schedulers.text import dtype_marker
 
 
@@ -45,7 +43,7 @@ def copy_row(w: RowWriter, e: Emitter) -> int:
         _hold_edges(w, e, list(copies))
     w.load_scalars(e)
     if p.cluster > 1:
-        prepare_cluster(e, [w.round_bytes(r) for r in shared_rounds(w)], p.threads // 32, p.cluster)
+        prepare_cluster(e, [w.round_bytes(r) for r in rounds_of_passes(w)], p.threads // 32, p.cluster)
     e.line("mbarrier_wait(copied, 0, 0)" if whole else "async_wait(0)")
     for node_id, (name, base) in copies.items():
         e.reader[node_id] = functools.partial(_read, w, e, node_id, name, base)
@@ -61,10 +59,7 @@ def _copy_whole(w: RowWriter, e: Emitter, copies: Copies) -> None:
     last, exact = len(w.space.axes) - 1, w.params.exact
     item = sum(e.graph[node_id].tensor.dtype.itemsize for node_id in copies)
     e.line("count = end - begin" if exact else "count = max(end - begin, 0)")
-    e.line("copied = mbarriers(1)")
-    with e.block("if thread_x() == 0:"):
-        e.line("mbarrier_init(copied, 0, 1)")
-        e.line("mbarrier_fence()")
+    with new_mbarriers(e, "copied", 1):
         e.line(f"mbarrier_expect(copied, 0, count * {item})")
         with e.block(None if exact else "if count > 0:"):
             e.index[last] = "begin"
@@ -91,39 +86,6 @@ def _copy_own(w: RowWriter, e: Emitter, copies: Copies) -> None:
             vector = e.constant("VECTOR", p.vector)
             e.line(f"async_copy({name}, {slot}, {pointer}, {at}, {e.limit}, {batch}, {step}, {vector})")
     e.line("async_commit()")
-
-
-def reduce_shared_rows(w: RowWriter, e: Emitter) -> None:
-    """The reductions: a pass over the row each; pairs of them share an exchange between threads."""
-    bounds = w.bounds()
-    for entries in shared_rounds(w):
-        single = [entry for entry in entries if not isinstance(entry, Joint)]
-        items: list[Exchange] = [Single(r, a) for r, a in w.stream_pass(e, single, bounds)] if single else []
-        items += [_pair(w, e, entry) for entry in entries if isinstance(entry, Joint)]
-        w.combine(e, items)
-
-
-def shared_rounds(w: RowWriter) -> list[list[int | Joint]]:
-    """The exchanges. Pairs are those of rows in registers, where all threads have as many elements."""
-    return w.rounds(pairs_of_rows(w.problem) if w.params.exact else ())
-
-
-def _pair(w: RowWriter, e: Emitter, entry: Joint) -> Exchange:
-    """The thread's part of a pair: what the second needs of the first is taken of the thread's own elements."""
-    length = w.space.size(w.space.reduced)
-    item: RowMoments | ShiftedSum
-    ((_, first),) = w.stream_pass(e, [entry.first], w.bounds())
-    if e.graph[entry.first].op == "sum":
-        item = RowMoments(e, entry, length)
-        known, own = entry.inner, item.begin(first.value, length // (w.params.threads * w.params.cluster))
-    else:
-        item = ShiftedSum(e, entry)
-        known, own = entry.first, item.start(first.value)
-    with e.block():
-        e.define(known, Variable(own))
-        ((_, second),) = w.stream_pass(e, [entry.second], w.bounds())
-    item.fold(second.value)
-    return item
 
 
 def _hold_edges(w: RowWriter, e: Emitter, inputs: list[int]) -> None:

@@ -159,13 +159,9 @@ class RowWriter:
 
     def load_scalars(self, e: Emitter) -> None:
         """Load what a row has one of, and the elements that are picked of it, so that nothing waits for them later."""
-        last = len(self.space.axes) - 1
         for node_id in e.graph.inputs:
-            strides = self.space.strides[node_id]
-            if any(strides) and not any(strides[axis] for axis in self.space.reduced) and e.graph.users()[node_id]:
-                assert not strides[last]
+            if any(self.space.strides[node_id]) and not self.is_full(node_id) and e.graph.users()[node_id]:
                 e.prefetch(node_id)
-
         for pick in self.picks:
             load_pick(e, pick)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from fusedsl.numba_cuda.kernel import Geometry
 from fusedsl.schedulers.base import KernelPlan, Launch, Problem
-from fusedsl.schedulers.combine import Single
 from fusedsl.schedulers.row_grid import rows_over_grid
 from fusedsl.schedulers.row_params import RowParams
+from fusedsl.schedulers.row_passes import reduce_in_passes
 from fusedsl.schedulers.row_registers import write_rows_in_registers
-from fusedsl.schedulers.row_shared import copy_row, reduce_shared_rows
+from fusedsl.schedulers.row_shared import copy_row
 from fusedsl.schedulers.row_split import split_rows
 from fusedsl.schedulers.row_writer import RowWriter
 
@@ -42,16 +42,12 @@ def _whole(w: RowWriter) -> Launch:
     if p.storage == "register":
         write_rows_in_registers(w, e)
     else:
-        bounds = w.bounds()
         if p.storage == "shared":
             smem_bytes = copy_row(w, e)
-            reduce_shared_rows(w, e)
         else:
             w.load_scalars(e)
-            for entries in w.rounds():
-                singles = [entry for entry in entries if isinstance(entry, int)]
-                w.combine(e, [Single(r, a) for r, a in w.stream_pass(e, singles, bounds)])
-        w.stream_outputs(e, bounds)
+        reduce_in_passes(w, e)
+        w.stream_outputs(e, w.bounds())
     w.row_outputs(e)
     blocks = -(-w.rows // p.rows) * p.cluster
     source = e.source(p.threads * p.rows, p.min_blocks)
